@@ -126,8 +126,9 @@ class DrafterHello(Message):
     """drafter -> coordinator: this link is new; one consistent snapshot. `applied` is the number of steps in its weights
     (None: it has no state that counts), `last` and `statistics` belong to the newest of them; `reduced` is (step,
     generation) of a reduced buffer that it holds; `trained` are the packs in its own gradient; `epochs` are the targets
-    whose ring it has mapped."""
+    whose ring it has mapped; `warm`: its step is compiled, so that it may join."""
 
+    warm: bool
     applied: Natural | None
     last: Packs
     statistics: Statistics | None
@@ -147,6 +148,10 @@ class FeaturesReady(Message):
     pack: Natural
     slot: Natural
     seq: Natural
+
+
+class Warm(Message):
+    """drafter -> coordinator: the step is compiled; it may join at a step boundary."""
 
 
 class Copied(Message):
@@ -304,11 +309,11 @@ class Started(Message):
 
 
 class Died(Message):
-    """launcher -> coordinator: the worker is reaped and cannot write any more. `own`: it crashed by itself or was killed as
-    stuck, so what it computed may be to blame."""
+    """launcher -> coordinator: the worker is reaped and cannot write any more. `suspect` is the pack that it was computing
+    when it crashed by itself or was killed as stuck; None after a signal from outside."""
 
     worker: Worker
-    own: bool
+    suspect: Natural | None
 
 
 class Shutdown(Message):

@@ -1,0 +1,515 @@
+"""The coordinator's state machine: leases packs, assigns them, orders reduce and commit, forms generations, rebuilds itself
+from Hellos. Pure: messages in, effects out; no socket, no clock, no disk.
+
+Life of a run: `start` from what is on disk -> Alive from the launcher -> a Hello (or Died) of every listed worker -> `recover`
+-> each message changes the tables, then `_schedule` does everything that has become possible.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from dfl_mp import messages as m
+from dfl_mp.messages import LAUNCHER, Message, role_of
+from dfl_mp.protocol import recovery
+from dfl_mp.protocol.effects import (
+    AppendLedger,
+    CutLedger,
+    Effect,
+    Note,
+    PersistAside,
+    PersistGeneration,
+    Publish,
+    Restart,
+    Send,
+)
+from dfl_mp.protocol.membership import Membership
+from dfl_mp.protocol.packs import Pack, PackTable
+from dfl_mp.protocol.slots import SlotTable
+
+MAX_HELD = 2
+"""Untrained packs that a drafter may hold: one that it computes and one that it copies."""
+CRASHES_TO_SET_ASIDE = 2
+
+
+@dataclass
+class OnDisk:
+    """What the role has read: ledger lines, checkpoints, the last generation number, packs set aside."""
+
+    ledger: int = 0
+    checkpoints: set[int] = field(default_factory=set)
+    generation: int = 0
+    aside: set[int] = field(default_factory=set)
+
+
+@dataclass(frozen=True)
+class Shape:
+    """The run's arithmetic. `save_every` 0: only the last step is saved."""
+
+    per_step: int
+    num_steps: int
+    save_every: int = 0
+
+
+class Coordinator:
+    """See the module. `handle(sender, message)` returns the effects of one message."""
+
+    def __init__(self, shape: Shape, disk: OnDisk) -> None:
+        self.shape = shape
+        self.ledger = disk.ledger
+        self.checkpoints = disk.checkpoints | {0}
+        self.packs = PackTable(shape.per_step, shape.num_steps, disk.aside)
+        self.slots = SlotTable()
+        self.group = Membership(disk.generation)
+        self.step = 0
+        """The lowest step without a Commit."""
+        self.lease = 0
+        self.reducing: set[str] | None = None
+        """Who has reported Reduced, while a Reduce is open."""
+        self.saving: tuple[str, int] | None = None
+        self.crashes: dict[int, int] = {}
+        self.listed: set[str] = set()
+        self.dead: set[str] = set()
+        self.hellos: dict[str, m.TargetHello | m.DrafterHello] = {}
+        self.early: dict[str, m.TargetHello | m.DrafterHello] = {}
+        self.kept: list[tuple[str, Message]] = []
+        self.awaited: set[str] | None = None
+        """Listed workers whose Hello is still missing; None before the launcher's list."""
+        self.recovered = False
+        self._out: list[Effect] = []
+
+    # ---- input ---------------------------------------------------------------------------------------------------
+
+    def handle(self, sender: str, message: Message) -> list[Effect]:
+        """The effects of one message; a message of a dead incarnation has none (rules 13-15, 19)."""
+        if sender == LAUNCHER:
+            self._from_launcher(message)
+        elif sender in self.dead:
+            return []
+        elif isinstance(message, m.TargetHello | m.DrafterHello):
+            self._on_hello(sender, message)
+        elif not self.recovered or sender in self.early:
+            if sender in self.hellos or sender in self.early:
+                self.kept.append((sender, message))
+        elif sender in self.hellos:
+            self._dispatch(sender, message)
+        if not self.recovered and self.awaited == set():
+            self._recover()
+        if self.recovered:
+            self._schedule()
+        out, self._out = self._out, []
+        return out
+
+    @property
+    def finished(self) -> bool:
+        """Every step is committed, applied by all members and checkpointed."""
+        last = self.shape.num_steps
+        return (
+            self.recovered
+            and self.step == last
+            and self.ledger == last
+            and bool(self.group.applied)
+            and self.group.forming is None
+            and self.group.level_at(last)
+            and last in self.checkpoints
+        )
+
+    def save_now(self) -> list[Effect]:
+        """Order a checkpoint of the newest applied step, if a drafter lives and it is not saved yet."""
+        if self.saving is None and self.ledger not in self.checkpoints:
+            self._order_save(self.ledger)
+        out, self._out = self._out, []
+        return out
+
+    # ---- launcher, hello, recovery ------------------------------------------------------------------------------
+
+    def _from_launcher(self, message: Message) -> None:
+        match message:
+            case m.Alive():
+                self.listed |= set(message.workers)
+                self.awaited = {w for w in message.workers if w not in self.hellos and w not in self.dead}
+            case m.Started():
+                self.listed.add(message.worker)
+            case m.Died():
+                self._on_died(message.worker, message.suspect)
+        for worker in [w for w in self.early if w in self.listed]:
+            self._accept(worker, self.early.pop(worker))
+
+    def _on_hello(self, worker: str, hello: m.TargetHello | m.DrafterHello) -> None:
+        self.kept = [k for k in self.kept if k[0] != worker]
+        if worker in self.hellos and self.recovered:
+            self._out.append(Restart(f"second Hello of {worker}"))
+        elif worker not in self.listed:
+            self.early[worker] = hello
+        else:
+            self._accept(worker, hello)
+
+    def _accept(self, worker: str, hello: m.TargetHello | m.DrafterHello) -> None:
+        self.hellos[worker] = hello
+        if self.recovered:
+            self._join(worker, hello)
+            self._replay(worker)
+        elif self.awaited is not None:
+            self.awaited.discard(worker)
+
+    def _recover(self) -> None:
+        recovery.rebuild(self)
+        self.recovered = True
+        for worker in sorted({w for w, _ in self.kept if w in self.hellos}):
+            self._replay(worker)
+
+    def _replay(self, worker: str) -> None:
+        """What followed the Hello, in order."""
+        mine = [msg for w, msg in self.kept if w == worker]
+        self.kept = [k for k in self.kept if k[0] != worker]
+        for message in mine:
+            if worker not in self.dead:
+                self._dispatch(worker, message)
+
+    def _join(self, worker: str, hello: m.TargetHello | m.DrafterHello) -> None:
+        if isinstance(hello, m.TargetHello):
+            self.join_target(worker, hello)
+            return
+        self.group.joiners.append(worker)
+        if hello.warm:
+            self.group.warm.add(worker)
+
+    def join_target(self, target: str, hello: m.TargetHello) -> None:
+        """Take over a target's slots: full ones whose pack is otherwise pending are ready (rule 17)."""
+        self.slots.add(target, hello.ring)
+        busy = {slot: n for n, slot in hello.busy}
+        for slot, content in enumerate(hello.slots):
+            if slot in busy:
+                self.slots.take(target, slot, busy[slot])
+                pack = self.packs.get(busy[slot])
+                if pack is not None and pack.state == "pending":
+                    pack.to_leased(target, slot)
+            elif content is not None:
+                self._adopt(m.SlotRef(target=target, slot=slot, seq=content[1]), content[0])
+
+    def _adopt(self, ref: m.SlotRef, number: int) -> None:
+        pack = self.packs.get(number)
+        if pack is None:
+            return
+        if pack.state == "pending":
+            pack.to_ready(ref)
+            self.slots.take(ref.target, ref.slot, number)
+        elif pack.state == "held" and pack.ref == ref and not pack.copied:
+            self.slots.take(ref.target, ref.slot, number)
+
+    # ---- workers ------------------------------------------------------------------------------------------------
+
+    def _dispatch(self, sender: str, message: Message) -> None:
+        handler: Callable[[str, Any], None] | None = {
+            m.FeaturesReady: self._on_features_ready,
+            m.Copied: self._on_copied,
+            m.Trained: self._on_trained,
+            m.Released: self._on_released,
+            m.EpochDropped: self._on_epoch_dropped,
+            m.Warm: self._on_warm,
+            m.Formed: self._on_formed,
+            m.Reduced: self._on_reduced,
+            m.Applied: self._on_applied,
+            m.Saved: self._on_saved,
+        }.get(type(message))
+        if handler is not None:
+            handler(sender, message)
+
+    def _on_features_ready(self, target: str, message: m.FeaturesReady) -> None:
+        if self.slots.pack_in(target, message.slot) != message.pack:
+            return
+        pack = self.packs.get(message.pack)
+        if pack is not None and pack.state == "leased" and pack.holder == target:
+            pack.to_ready(m.SlotRef(target=target, slot=message.slot, seq=message.seq))
+        else:
+            self.slots.free(target, message.slot)
+
+    def _held(self, drafter: str, number: int, lease: int) -> Pack | None:
+        """The pack, if the drafter holds it under this lease (rule 1)."""
+        pack = self.packs.get(number)
+        if pack is None or pack.state != "held" or pack.holder != drafter or pack.lease != lease:
+            return None
+        return pack
+
+    def _on_copied(self, drafter: str, message: m.Copied) -> None:
+        pack = self._held(drafter, message.pack, message.lease)
+        if pack is not None and pack.ref is not None:
+            pack.copied = True
+            self.slots.free(pack.ref.target, pack.ref.slot)
+
+    def _on_trained(self, drafter: str, message: m.Trained) -> None:
+        pack = self._held(drafter, message.pack, message.lease)
+        if pack is not None:
+            pack.to_trained()
+
+    def _on_released(self, drafter: str, message: m.Released) -> None:
+        pack = self._held(drafter, message.pack, message.lease)
+        if pack is not None:
+            self._give_back(pack)
+
+    def _on_epoch_dropped(self, drafter: str, message: m.EpochDropped) -> None:
+        for number, lease in message.released:
+            self._on_released(drafter, m.Released(pack=number, lease=lease))
+
+    def _on_warm(self, drafter: str, message: m.Warm) -> None:
+        self.group.warm.add(drafter)
+
+    def _on_formed(self, drafter: str, message: m.Formed) -> None:
+        if self.group.formed(drafter, message.generation, message.applied):
+            for member in self.group.admit(self.step):
+                self._send(member, m.Admitted(generation=message.generation))
+            self._note("generation", generation=message.generation, members=sorted(self.group.members), step=self.step)
+
+    def _on_reduced(self, drafter: str, message: m.Reduced) -> None:
+        current = self.reducing is not None and (message.step, message.generation) == (self.step, self.group.generation)
+        if self.reducing is None or not current:
+            return
+        self.reducing.add(drafter)
+        if self.reducing >= self.group.members:
+            self.reducing = None
+            packs = self.counted(self.step)
+            self.packs.drop_step(self.step)
+            self.step += 1
+            for member in sorted(self.group.members):
+                self._send(member, m.Commit(step=self.step - 1, packs=packs))
+
+    def counted(self, step: int) -> tuple[int, ...]:
+        """The packs of the step that are not set aside."""
+        first = step * self.shape.per_step
+        return tuple(n for n in range(first, first + self.shape.per_step) if n not in self.packs.aside)
+
+    def _on_applied(self, drafter: str, message: m.Applied) -> None:
+        if drafter in self.group.applied:
+            self.group.applied[drafter] = max(self.group.applied[drafter], message.step + 1)
+        assert message.step <= self.ledger, "a step is applied whose predecessor is not in the ledger"
+        if self.ledger == message.step:
+            self.append(message.packs, message.statistics)
+            every = self.shape.save_every
+            if every and self.ledger % every == 0 and drafter in self.group.applied:
+                self._save_by(drafter, self.ledger)
+
+    def append(self, packs: tuple[int, ...], statistics: m.Statistics) -> None:
+        """Write the next line of the ledger."""
+        line = AppendLedger(self.ledger, packs, statistics, len(self.group.applied), self.group.generation)
+        self._out.append(line)
+        self.ledger += 1
+
+    def _on_saved(self, drafter: str, message: m.Saved) -> None:
+        if self.saving == (drafter, message.steps):
+            self.saving = None
+        if drafter in self.group.applied and message.steps <= self.ledger:
+            self.checkpoints.add(message.steps)
+            self._out.append(Publish(message.steps, message.folder))
+
+    def _on_died(self, worker: str, suspect: int | None) -> None:
+        self.dead.add(worker)
+        self.early.pop(worker, None)
+        if not self.recovered:
+            self.hellos.pop(worker, None)
+            if self.awaited is not None:
+                self.awaited.discard(worker)
+            return
+        if role_of(worker) == "target":
+            self._target_died(worker)
+        else:
+            self._drafter_died(worker)
+        if suspect is not None:
+            self._blame(suspect)
+
+    def _target_died(self, target: str) -> None:
+        self.slots.remove(target)
+        for pack in self.packs:
+            if pack.state in ("leased", "ready") and pack.ref is not None and pack.ref.target == target:
+                pack.to_pending()
+        for drafter in [*sorted(self.group.members), *self.group.joiners]:
+            self._send(drafter, m.EpochClosed(target=target))
+
+    def _drafter_died(self, drafter: str) -> None:
+        for pack in self.packs:
+            if pack.holder == drafter and pack.state in ("held", "trained"):
+                self._give_back(pack)
+        if self.saving is not None and self.saving[0] == drafter:
+            self.saving = None
+        if self.group.remove(drafter):
+            self.reducing = None
+            if self.group.applied:
+                self.form()
+
+    def _blame(self, number: int) -> None:
+        """A pack that was in two workers that crashed by themselves is set aside (rule 6)."""
+        pack = self.packs.get(number)
+        if pack is None or pack.state not in ("pending", "ready"):
+            return
+        self.crashes[number] = self.crashes.get(number, 0) + 1
+        if self.crashes[number] >= CRASHES_TO_SET_ASIDE:
+            if pack.state == "ready" and pack.ref is not None:
+                self.slots.free(pack.ref.target, pack.ref.slot)
+            pack.to_aside()
+            self.packs.aside.add(number)
+            self._out.append(PersistAside(number))
+            self._note("pack_set_aside", pack=number)
+
+    def _give_back(self, pack: Pack) -> None:
+        """The holder gave it up: ready if its slot still has it (rule 5), else pending."""
+        if pack.state == "held" and not pack.copied and pack.ref is not None and pack.ref.target in self.slots.rings:
+            pack.to_ready(pack.ref)
+        else:
+            pack.to_pending()
+
+    # ---- what has become possible --------------------------------------------------------------------------------
+
+    def form(self, load: int | None = None) -> None:
+        """Order the next generation; its number is on disk first (rule 7)."""
+        self.reducing = None
+        order = self.group.begin(self.step, load)
+        self._out.append(PersistGeneration(order.generation))
+        for member in order.members:
+            self._send(member, order)
+
+    def _schedule(self) -> None:
+        self._rewind_if_alone()
+        self._admit_joiners()
+        self._open_reduce()
+        self._lease()
+        self._assign()
+        self._balance_tail()
+        self._save_last()
+
+    def _rewind_if_alone(self) -> None:
+        """First start, or the last drafter with state is gone: load the newest checkpoint (rule 23)."""
+        if self.group.applied or self.group.forming is not None:
+            return
+        waiting = {w for w in self.listed - self.dead if role_of(w) == "drafter"}
+        if not waiting or waiting != set(self.group.ready_joiners()):
+            return
+        k = max(self.checkpoints)
+        if self.ledger > k:
+            self._note("rewound", to=k, **{"from": self.ledger})
+        self._out.append(CutLedger(k))
+        self.ledger = self.step = k
+        for ref in self.packs.restart_at(k):
+            self.slots.free(ref.target, ref.slot)
+        self.form(load=k)
+
+    def _admit_joiners(self) -> None:
+        group = self.group
+        free = group.applied and group.forming is None and self.reducing is None
+        if free and group.ready_joiners() and group.level_at(self.step) and self.step < self.shape.num_steps:
+            self.form()
+
+    def _open_reduce(self) -> None:
+        if not self.group.applied or self.group.forming is not None or self.reducing is not None:
+            return
+        if self.step == self.shape.num_steps:
+            return
+        if all(p.state in ("trained", "aside") for p in self.packs.of_step(self.step)):
+            self.reducing = set()
+            for member in sorted(self.group.members):
+                self._send(member, m.Reduce(step=self.step, generation=self.group.generation))
+
+    def _lease(self) -> None:
+        """Pending packs to free slots, lowest first; the lowest step takes slots from later ones."""
+        beyond = -1
+        while (pack := self.packs.next_pending(beyond)) is not None:
+            slot = self.slots.first_free()
+            if slot is None and pack.number // self.shape.per_step == self.step:
+                slot = self._take_slot_from_later()
+            if slot is None:
+                return
+            self.slots.take(*slot, pack.number)
+            pack.to_leased(*slot)
+            self._send(slot[0], m.Compute(pack=pack.number, slot=slot[1]))
+            beyond = pack.number
+
+    def _later(self, *states: str) -> list[Pack]:
+        """Packs of steps after the lowest, the last first."""
+        last = (self.step + 1) * self.shape.per_step - 1
+        return sorted((p for p in self.packs if p.number > last and p.state in states), key=lambda p: -p.number)
+
+    def _take_slot_from_later(self) -> tuple[str, int] | None:
+        for pack in self._later("ready"):
+            assert pack.ref is not None
+            slot = pack.ref.target, pack.ref.slot
+            pack.to_pending()
+            return slot
+        held = [p for p in self._later("held") if not p.copied and p.ref is not None]
+        held = [p for p in held if p.ref is not None and (p.ref.target, p.ref.slot) in self.slots]
+        self._revoke_one(held)
+        return None
+
+    def _revoke_one(self, packs: list[Pack]) -> None:
+        if packs and not any(p.revoking for p in packs):
+            self._revoke(packs[0])
+
+    def _revoke(self, pack: Pack) -> None:
+        assert pack.holder is not None
+        pack.revoking = True
+        self._send(pack.holder, m.Revoke(pack=pack.number, lease=pack.lease))
+
+    def _assign(self) -> None:
+        """Ready packs to the members with the fewest (rule 4), lowest first."""
+        load = dict.fromkeys(sorted(self.group.members), 0)
+        for pack in self.packs.within("held"):
+            if pack.holder in load:
+                load[pack.holder] += 1
+        for pack in self.packs.within("ready"):
+            drafter = min(load, key=lambda d: (load[d], d), default=None)
+            if drafter is None:
+                return
+            if load[drafter] >= MAX_HELD:
+                if pack.number // self.shape.per_step == self.step:
+                    self._revoke_one(self._later("held"))
+                return
+            self.lease += 1
+            load[drafter] += 1
+            assert pack.ref is not None
+            pack.to_held(drafter, self.lease)
+            ring = self.slots.rings[pack.ref.target]
+            self._send(drafter, m.Train(pack=pack.number, ref=pack.ref, lease=self.lease, ring=ring))
+
+    def _balance_tail(self) -> None:
+        """At the tail of a step an idle drafter gets a pack that another has not begun (rule 3)."""
+        if self.step == self.shape.num_steps or len(self.group.applied) < 2:
+            return
+        step = self.packs.of_step(self.step)
+        if any(p.state in ("pending", "ready", "leased") for p in step):
+            return
+        held = {d: [p for p in step if p.state == "held" and p.holder == d] for d in sorted(self.group.members)}
+        if all(held.values()):
+            return
+        for packs in held.values():
+            spare = [p for p in packs if not p.revoking and not p.balanced]
+            if spare and len(packs) >= 2:
+                spare[-1].balanced = True
+                self._revoke(spare[-1])
+                return
+
+    # ---- checkpoints ------------------------------------------------------------------------------------------------
+
+    def _save_last(self) -> None:
+        last = self.shape.num_steps
+        if self.step == last == self.ledger and last not in self.checkpoints and self.saving is None:
+            self._order_save(last)
+
+    def _order_save(self, steps: int) -> None:
+        able = sorted(d for d, a in self.group.applied.items() if a == steps)
+        if able:
+            self._save_by(able[0], steps)
+
+    def _save_by(self, drafter: str, steps: int) -> None:
+        self.saving = (drafter, steps)
+        self._send(drafter, m.Save(steps=steps))
+
+    # ---- output -------------------------------------------------------------------------------------------------
+
+    def _send(self, to: str, message: Message) -> None:
+        self._out.append(Send(to, message))
+
+    def emit(self, effect: Effect) -> None:
+        """For recovery."""
+        self._out.append(effect)
+
+    def _note(self, event: str, **fields: Any) -> None:
+        self._out.append(Note(event, fields))
