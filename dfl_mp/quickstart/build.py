@@ -37,6 +37,8 @@ from dfl_mp.quickstart.tokenizer import render, save, train_tokenizer
 VOCAB, MAX_LENGTH = 3072, 512
 MAX_PROMPT, MAX_NEW, MIN_NEW = 96, 160, 20
 """Tokens: the rendered prompt, the answer with its end, and the least that is worth a training document."""
+ASKED = 1.8
+"""Prompts answered for each one wanted, since filters drop some."""
 
 
 def read(path: Path) -> list[dict[str, Any]]:
@@ -89,15 +91,15 @@ def make_target(out: Path, device: str, recipe: pretrain.Recipe) -> None:
 
 
 def make_answers(out: Path, device: str, counts: dict[str, int]) -> None:
-    """Asks for half as many again as are wanted, since filters drop some."""
     tokenizer = AutoTokenizer.from_pretrained(out / "target")
     model = AutoModelForCausalLM.from_pretrained(out / "target", dtype=torch.float32).to(device).eval()
     asked: list[dict[str, Any]] = []
     for split, count in counts.items():
-        for pair in unique_pairs(out, split):
-            ids = tokenizer(render(pair.prompt))["input_ids"]
-            if len(ids) <= MAX_PROMPT and sum(row["split"] == split for row in asked) < count * 1.8:
-                asked.append({"split": split, "task": pair.task, "prompt": pair.prompt, "ids": ids})
+        found = unique_pairs(out, split)
+        ids = tokenizer([render(pair.prompt) for pair in found])["input_ids"]
+        fits = [(pair, each) for pair, each in zip(found, ids, strict=True) if len(each) <= MAX_PROMPT]
+        for pair, each in fits[: int(ASKED * count)]:
+            asked.append({"split": split, "task": pair.task, "prompt": pair.prompt, "ids": each})
     batch = 1024 if device == "cuda" else 64
     for row, answer in zip(asked, answering.answer_all(model, [r["ids"] for r in asked], MAX_NEW, batch), strict=True):
         row.update(asdict(answer), text=tokenizer.decode(answer.tokens), repeated=answering.repeated(answer.tokens))
