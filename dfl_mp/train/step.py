@@ -1,0 +1,225 @@
+"""One optimizer step: packs in, gradients summed, weights moved. State in, state out; no socket, no clock.
+
+Legend of shape suffixes: `dfl_mp/model/shapes.py`.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from dfl_mp.config import LossConfig, OptimConfig
+from dfl_mp.errors import CheckpointError, ConfigError
+from dfl_mp.model.blocks import default_gamma, make_blocks
+from dfl_mp.model.drafter import Drafter
+from dfl_mp.model.loss import weighted_cross_entropy
+from dfl_mp.model.mask import make_masks
+from dfl_mp.model.shapes import FrozenEnds, LossSums, PackTensors
+from dfl_mp.train import parameters as flat
+from dfl_mp.train.parameters import FlatParameters
+from dfl_mp.train.schedule import learning_rate
+
+
+@dataclass(frozen=True)
+class StepSettings:
+    """What the mathematics of a step depends on besides weights and data."""
+
+    optim: OptimConfig
+    loss: LossConfig
+    dtype: str
+    """Compute dtype: "bfloat16" (float32 masters, autocast), "float32" or "float64"."""
+    attention: str
+    """"auto", "dense" or "flex"."""
+    packs_per_step: int
+    num_steps: int
+
+
+@dataclass(frozen=True)
+class StepResult:
+    step: int
+    skipped: bool
+    """Denominator 0 or a non-finite sum: weights and moments stayed as they were."""
+    loss: float
+    """Σ w·CE / denominator; NaN when the denominator is 0."""
+    lr: float
+    grad_norm: float
+    """Of the divided gradient, before clipping."""
+    accept_len_est: float
+    """Teacher-forced acceptance length at the anchors, bonus included; an estimate, never τ. NaN without anchors."""
+    denominator: float
+    anchors: int
+    labels: int
+    """Labels trained; a token may be the label of several blocks."""
+    tokens: int
+    """Tokens of data, padding not counted."""
+    data_wait_s: float
+    """Summed over the drafters."""
+    pack_counts: tuple[int, ...]
+    """How often pack i of the step is in the sum: all 1 in a whole step."""
+
+
+def choose_attention(attention: str, dtype: str, device: torch.device) -> str:
+    """For "auto" flex on CUDA (it has no float64), else dense. Raises ConfigError for flex where it cannot run."""
+    able = device.type == "cuda" and dtype != "float64"
+    if attention == "flex" and not able:
+        raise ConfigError(
+            f"drafter.attention: flex needs a CUDA device and a dtype below float64 (got {device}, {dtype})"
+        )
+    return attention if attention != "auto" else ("flex" if able else "dense")
+
+
+class TrainStep:
+    """Owns a drafter's master weights, moments and gradient vector on the drafter's device.
+
+    A step is: `accumulate` for each of its packs, an all-reduce of `vector` into another tensor by the caller,
+    `apply` of that tensor. `discard` forgets what was accumulated.
+    """
+
+    def __init__(self, drafter: Drafter, ends: FrozenEnds, settings: StepSettings) -> None:
+        self.spec, self.settings = drafter.spec, settings
+        self.device = drafter.fc.weight.device
+        self.compute = getattr(torch, settings.dtype)
+        self.attention = choose_attention(settings.attention, settings.dtype, self.device)
+        self.gamma = settings.loss.gamma or default_gamma(drafter.spec.block_size)
+        self.drafter = drafter.to(torch.float64 if settings.dtype == "float64" else torch.float32)
+        self.ends = ends.to(self.compute, self.device)
+        self.flat = FlatParameters(self.drafter, settings.packs_per_step)
+        self._make_optimizer()
+        self._forward = drafter.forward
+        if self.device.type == "cuda":
+            self._forward = torch.compile(drafter.forward, dynamic=False)
+
+    def _make_optimizer(self) -> None:
+        """AdamW over two flat parameters; moments and counters are one tensor each, so they travel as they are."""
+        o, f = self.settings.optim, self.flat
+        self.exp_avg, self.exp_avg_sq = torch.zeros_like(f.master), torch.zeros_like(f.master)
+        # [updates of the matrices, of the norms, steps passed]: float32 counts exactly up to 16.7 million.
+        self.counters = torch.zeros(3, dtype=torch.float32, device=self.device)
+        parts = [torch.nn.Parameter(view) for view in f.parts(f.master)]
+        decays = (o.weight_decay, 0.0)
+        groups = [{"params": [p], "weight_decay": d} for p, d in zip(parts, decays, strict=True)]
+        self.optimizer = torch.optim.AdamW(groups, lr=o.lr, betas=(o.beta1, o.beta2), eps=o.eps, fused=True)
+        views = (f.gradient, self.exp_avg, self.exp_avg_sq)
+        grads, first, second = (f.parts(view) for view in views)
+        for i, p in enumerate(parts):
+            p.grad = grads[i]
+            self.optimizer.state[p] = {"step": self.counters[i], "exp_avg": first[i], "exp_avg_sq": second[i]}
+
+    @property
+    def vector(self) -> Tensor:
+        """What the drafters sum: gradients, denominator, statistics, pack counters."""
+        return self.flat.vector
+
+    @property
+    def steps_passed(self) -> int:
+        """Steps applied or skipped. Waits for the device."""
+        return int(self.counters[2])
+
+    def accumulate(self, features_BSF: Tensor, pack: PackTensors, pack_index: int) -> None:
+        """Forward and backward of Σ w·CE of one pack, added to `vector`; only enqueued, no host wait.
+
+        `pack_index` is the pack's place in its step, 0 … G − 1. All tensors lie on this device.
+        """
+        spec = self.spec
+        blocks = make_blocks(pack, spec.block_size, spec.mask_token_id, self.gamma)
+        masks = make_masks(pack, blocks, spec, self.attention)
+        embeds_BMH = self.ends.embed(blocks.ids_BNK.flatten(1))
+        positions_BM = blocks.positions_BNK.flatten(1)
+        mixed = self.compute == torch.bfloat16
+        with torch.autocast(self.device.type, dtype=torch.bfloat16, enabled=mixed):
+            hidden_BMH = self._forward(features_BSF.to(self.compute), embeds_BMH, pack.position_BS, positions_BM, masks)
+        hidden_BNKH = hidden_BMH.unflatten(1, blocks.ids_BNK.shape[1:])
+        sums = weighted_cross_entropy(hidden_BNKH, blocks, self.ends, self.settings.loss)
+        sums.loss.backward()
+        self._count(sums, pack, pack_index)
+
+    def _count(self, sums: LossSums, pack: PackTensors, pack_index: int) -> None:
+        tail = self.flat.tail
+        tokens = (pack.document_BS >= 0).sum()
+        values = (sums.denominator, sums.loss.detach(), sums.anchors, sums.accepted, sums.labels, tokens)
+        tail[: len(values)] += torch.stack([x.to(tail.dtype) for x in values])
+        self.flat.pack_counts[pack_index] += 1
+
+    def waited(self, seconds: float) -> None:
+        """Add time that this drafter waited for data."""
+        self.flat.tail[flat.DATA_WAIT_S] += seconds
+
+    def discard(self) -> None:
+        """Forget all that was accumulated."""
+        self.flat.vector.zero_()
+
+    @torch.no_grad()
+    def apply(self, reduced_vector: Tensor, step: int) -> StepResult:
+        """Divide, clip, move the weights, zero `vector`; `reduced_vector` is only read. One host wait.
+
+        A step whose denominator is 0 or whose loss or gradient is not finite is skipped: weights and moments stay.
+        """
+        optim, num = self.settings.optim, self.flat.num_parameters
+        norm = torch.linalg.vector_norm(reduced_vector[:num])
+        *tail, norm_sum = torch.cat((reduced_vector[num:], norm[None])).tolist()
+        lr = learning_rate(optim, step, self.settings.num_steps)
+        denominator = tail[flat.DENOMINATOR]
+        grad_norm = norm_sum / denominator if denominator else math.nan
+        skipped = not (math.isfinite(grad_norm) and math.isfinite(tail[flat.LOSS]) and denominator > 0)
+        if not skipped:
+            clip = min(1.0, optim.clip_norm / (grad_norm + 1e-6))
+            torch.mul(reduced_vector[:num], clip / denominator, out=self.flat.gradient)
+            for group in self.optimizer.param_groups:
+                group["lr"] = lr
+            self.optimizer.step()
+        self.counters[2].fill_(step + 1)
+        self.discard()
+        return _result(step, skipped, lr, grad_norm, tail)
+
+    @torch.no_grad()
+    def reset(self, seed: int) -> None:
+        """The state before the first step: initial weights of the seed, no moments, nothing accumulated."""
+        self.drafter.init_weights(seed)
+        for tensor in self.state_vectors()[1:]:
+            tensor.zero_()
+        self.discard()
+
+    def state_vectors(self) -> list[Tensor]:
+        """What a joiner receives by broadcast, in place: master weights, both moments, counters."""
+        return [self.flat.master, self.exp_avg, self.exp_avg_sq, self.counters]
+
+    def state_dict(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        """Flat tensors (not copied) for safetensors, and what JSON keeps beside them: names and shapes in order."""
+        tensors = dict(zip(("master", "exp_avg", "exp_avg_sq", "counters"), self.state_vectors(), strict=True))
+        return tensors, {"layout": [[name, list(shape)] for name, shape in self.flat.layout]}
+
+    @torch.no_grad()
+    def load_state_dict(self, tensors: dict[str, Tensor], meta: dict[str, Any]) -> None:
+        """Raises CheckpointError when names, shapes or dtypes differ from this drafter's."""
+        own, own_meta = self.state_dict()
+        if meta.get("layout") != own_meta["layout"]:
+            raise CheckpointError("optimizer state: layout is of another drafter")
+        for name, tensor in own.items():
+            new = tensors.get(name)
+            if new is None or new.shape != tensor.shape or new.dtype != tensor.dtype:
+                raise CheckpointError(f"optimizer state: {name} is missing, or its shape or dtype differs")
+        for name, tensor in own.items():
+            tensor.copy_(tensors[name])
+        self.discard()
+
+
+def _result(step: int, skipped: bool, lr: float, grad_norm: float, tail: list[float]) -> StepResult:
+    denominator, anchors = tail[flat.DENOMINATOR], tail[flat.ANCHORS]
+    return StepResult(
+        step=step,
+        skipped=skipped,
+        loss=tail[flat.LOSS] / denominator if denominator else math.nan,
+        lr=lr,
+        grad_norm=grad_norm,
+        accept_len_est=tail[flat.ACCEPTED] / anchors if anchors else math.nan,
+        denominator=denominator,
+        anchors=round(anchors),
+        labels=round(tail[flat.LABELS]),
+        tokens=round(tail[flat.TOKENS]),
+        data_wait_s=tail[flat.DATA_WAIT_S],
+        pack_counts=tuple(round(x) for x in tail[flat.STATISTICS :]),
+    )
