@@ -31,7 +31,8 @@ class RunConfig(Section):
 
 class TargetConfig(Section):
     path: str
-    """Local folder or hub name of a transformers causal LM; `builtin:quickstart` names the one that ships with dfl-mp."""
+    """Local folder or hub name of a transformers causal LM; `builtin:quickstart` names the one that ships with
+    dfl-mp."""
     revision: str | None
     num_features: Positive
     """F; used when `layer_ids` is None."""

@@ -1,4 +1,5 @@
-"""Run folders' files for people and scripts: append-only JSON lines, atomic JSON files, timestamps. A leaf: no torch."""
+"""Run folders' files for people and scripts: append-only JSON lines, atomic JSON files, timestamps. A leaf: no
+torch."""
 
 from __future__ import annotations
 
@@ -51,6 +52,15 @@ def write_json(path: Path, value: Any) -> None:
         f.flush()
         os.fsync(f.fileno())
     os.replace(part, path)
+
+
+def fsync_folder(folder: Path) -> None:
+    """Put the folder's entries on disk."""
+    fd = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
 
 
 def say(text: str) -> None:

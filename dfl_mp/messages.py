@@ -1,7 +1,7 @@
 """Every record that travels, in one file: who sends it to whom, and what it entitles the receiver to.
 
-A leaf: no torch, no socket. On the wire a message is msgpack of `{"t": class name, **fields}`; `decode` checks every field
-and refuses what it does not know, so nothing behind it has to.
+A leaf: no torch, no socket. On the wire a message is msgpack of `{"t": class name, **fields}`; `decode` checks every
+field and refuses what it does not know, so nothing behind it has to.
 
 A worker id names one incarnation: `drafter-1.3` is the third process that has been `drafter-1`. A pack is named by its
 number; its step is `number // G`. A lease number names one assignment of a pack to a drafter.
@@ -57,7 +57,8 @@ class SlotRef(Record):
 
 
 class RingHandle(Record):
-    """How to map a target's ring. `shm`: a file under /dev/shm. `cuda`: the tuple of `UntypedStorage._share_cuda_()`."""
+    """How to map a target's ring. `shm`: a file under /dev/shm. `cuda`: the tuple of
+    `UntypedStorage._share_cuda_()`."""
 
     kind: Literal["shm", "cuda"]
     path: Annotated[str, Field(max_length=255)] = ""
@@ -93,11 +94,14 @@ class Statistics(Record):
 class Status(Record):
     """What a worker says of itself for people and for the stuck-worker rule."""
 
-    state: Literal["starting", "compiling", "working", "idle", "reducing", "joining", "saving", "evaluating"]
+    state: Literal["starting", "compiling", "working", "idle", "reducing", "joining", "saving"]
+    since_s: float
+    """How long it has been in this state without progress."""
     step: Natural
     busy_s: float
     wait_s: float
-    tokens: float
+    packs: Natural
+    """Computed since this process started; `busy_s` and `wait_s` likewise."""
 
 
 class Message(Record):
@@ -110,12 +114,12 @@ class Message(Record):
         Message.kinds[cls.__name__] = cls
 
 
-# ---- worker -> coordinator: first word on a link ----------------------------------------------------------------------
+# ---- worker -> coordinator: first word on a link -----------------------------------------------------------------
 
 
 class TargetHello(Message):
-    """target -> coordinator: this link is new. `slots[i]` is (pack, seq) of a full slot or None; `busy` are (pack, slot)
-    of queued or running computes."""
+    """target -> coordinator: this link is new. `slots[i]` is (pack, seq) of a full slot or None; `busy` are (pack,
+    slot) of queued or running computes."""
 
     ring: RingHandle
     slots: Annotated[tuple[tuple[Natural, Natural] | None, ...], Field(max_length=4096)]
@@ -123,10 +127,10 @@ class TargetHello(Message):
 
 
 class DrafterHello(Message):
-    """drafter -> coordinator: this link is new; one consistent snapshot. `applied` is the number of steps in its weights
-    (None: it has no state that counts), `last` and `statistics` belong to the newest of them; `reduced` is (step,
-    generation) of a reduced buffer that it holds; `trained` are the packs in its own gradient; `epochs` are the targets
-    whose ring it has mapped; `warm`: its step is compiled, so that it may join."""
+    """drafter -> coordinator: this link is new; one consistent snapshot. `applied` is the number of steps in its
+    weights (None: it has no state that counts), `last` and `statistics` belong to the newest of them; `reduced` is
+    (step, generation) of a reduced buffer that it holds; `trained` are the packs in its own gradient; `epochs` are
+    the targets whose ring it has mapped; `warm`: its step is compiled, so that it may join."""
 
     warm: bool
     applied: Natural | None
@@ -139,7 +143,7 @@ class DrafterHello(Message):
     epochs: Workers
 
 
-# ---- worker -> coordinator --------------------------------------------------------------------------------------------
+# ---- worker -> coordinator ---------------------------------------------------------------------------------------
 
 
 class FeaturesReady(Message):
@@ -176,7 +180,8 @@ class Released(Message):
 
 
 class EpochDropped(Message):
-    """drafter -> coordinator: no view of the dead target's ring is left; `released` are (pack, lease) given up with it."""
+    """drafter -> coordinator: no view of the dead target's ring is left; `released` are (pack, lease) given up with
+    it."""
 
     target: Worker
     released: Pairs
@@ -217,7 +222,7 @@ class Heartbeat(Message):
     status: Status
 
 
-# ---- coordinator -> target --------------------------------------------------------------------------------------------
+# ---- coordinator -> target ---------------------------------------------------------------------------------------
 
 
 class Compute(Message):
@@ -227,7 +232,7 @@ class Compute(Message):
     slot: Natural
 
 
-# ---- coordinator -> drafter -------------------------------------------------------------------------------------------
+# ---- coordinator -> drafter --------------------------------------------------------------------------------------
 
 
 class Train(Message):
@@ -293,7 +298,7 @@ class Stop(Message):
     """coordinator -> worker: the run is over; exit 0."""
 
 
-# ---- launcher <-> coordinator -----------------------------------------------------------------------------------------
+# ---- launcher <-> coordinator ------------------------------------------------------------------------------------
 
 
 class Alive(Message):
@@ -309,8 +314,8 @@ class Started(Message):
 
 
 class Died(Message):
-    """launcher -> coordinator: the worker is reaped and cannot write any more. `suspect` is the pack that it was computing
-    when it crashed by itself or was killed as stuck; None after a signal from outside."""
+    """launcher -> coordinator: the worker is reaped and cannot write any more. `suspect` is the pack that it was
+    computing when it crashed by itself or was killed as stuck; None after a signal from outside."""
 
     worker: Worker
     suspect: Natural | None
@@ -327,7 +332,6 @@ class WorkerLine(Record):
 
     worker: Worker
     status: Status | None
-    packs: Natural
 
 
 class Progress(Message):
@@ -353,7 +357,8 @@ class KillWorker(Message):
 
 
 class Finished(Message):
-    """coordinator -> launcher: the run is over. `error` is empty when every step is committed and the checkpoint is on disk."""
+    """coordinator -> launcher: the run is over. `error` is empty when every step is committed and the checkpoint is
+    on disk."""
 
     error: Text
 

@@ -1,8 +1,8 @@
-"""The coordinator's state machine: leases packs, assigns them, orders reduce and commit, forms generations, rebuilds itself
-from Hellos. Pure: messages in, effects out; no socket, no clock, no disk.
+"""The coordinator's state machine: leases packs, assigns them, orders reduce and commit, forms generations, rebuilds
+itself from Hellos. Pure: messages in, effects out; no socket, no clock, no disk.
 
-Life of a run: `start` from what is on disk -> Alive from the launcher -> a Hello (or Died) of every listed worker -> `recover`
--> each message changes the tables, then `_schedule` does everything that has become possible.
+Life of a run: `start` from what is on disk -> Alive from the launcher -> a Hello (or Died) of every listed worker ->
+`recover` -> each message changes the tables, then `_schedule` does everything that has become possible.
 """
 
 from __future__ import annotations
@@ -120,6 +120,15 @@ class Coordinator:
         """Order a checkpoint of the newest applied step, if a drafter lives and it is not saved yet."""
         if self.saving is None and self.ledger not in self.checkpoints:
             self._order_save(self.ledger)
+        out, self._out = self._out, []
+        return out
+
+    def form_again(self) -> list[Effect]:
+        """The forming generation, or the open reduce, is past its deadline: the next number supersedes it."""
+        self.group.give_up()
+        if self.group.applied:
+            self.form()
+        self._schedule()
         out, self._out = self._out, []
         return out
 

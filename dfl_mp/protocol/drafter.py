@@ -1,7 +1,8 @@
 """The drafter's state machine. Pure; guarded by its role's lock, so that a Hello is one consistent snapshot.
 
-Three parties use it: the control thread feeds messages (`handle`), the copy thread takes `next_copy` and reports `copy_done`,
-the main thread takes `next_work` and reports what it did. Each call may leave messages for the coordinator in `outbox`.
+Three parties use it: the control thread feeds messages (`handle`), the copy thread takes `next_copy` and reports
+`copy_done`, the main thread takes `next_work` and reports what it did. Each call may leave messages for the
+coordinator in `outbox`.
 
     assigned -> copying -> copied -> computing -> trained (in the gradient)
 """
@@ -76,6 +77,7 @@ class Drafter:
         """Copies that go on for packs that are not ours any more; their buffers are busy until they end."""
         self.mapped: set[str] = set()
         """Targets whose ring this drafter was told of and has not dropped."""
+        self.unreadable: set[str] = set()
         self.closing: list[str] = []
         self.form: m.Form | None = None
         self.reduce: m.Reduce | None = None
@@ -187,7 +189,7 @@ class Drafter:
         """The lowest pack to copy now; marks it as being copied."""
         if self.orphans or any(h.state == "copying" for h in self.held.values()):
             return None
-        waiting = [h for h in self.held.values() if h.state == "assigned"]
+        waiting = [h for h in self.held.values() if h.state == "assigned" and h.ref.target not in self.unreadable]
         if not waiting:
             return None
         held = min(waiting, key=lambda h: h.number)
@@ -205,12 +207,25 @@ class Drafter:
                 self._release(held)
         self._drop_epochs()
 
+    def copy_failed(self, held: Held) -> None:
+        """The ring could not be read: its target is dead or dying, and EpochClosed will say so."""
+        if held in self.orphans:
+            self.orphans.remove(held)
+        else:
+            held.state = "assigned"
+            self.unreadable.add(held.ref.target)
+            if held.release:
+                self._release(held)
+        self._drop_epochs()
+
     def _drop_epochs(self) -> None:
-        """Acknowledge dead targets that no copy reads any more; the role drops the views that `mapped` does not name."""
+        """Acknowledge dead targets that no copy reads any more; the role drops the views that `mapped` does not
+        name."""
         reading = {h.ref.target for h in [*self.held.values(), *self.orphans] if h.state == "copying"}
         for target in [t for t in self.closing if t not in reading]:
             self.closing.remove(target)
             self.mapped.discard(target)
+            self.unreadable.discard(target)
             gone = [h for h in self.held.values() if h.ref.target == target and h.state == "assigned"]
             for held in gone:
                 del self.held[held.number]
@@ -267,20 +282,26 @@ class Drafter:
         self.outbox.append(m.Reduced(step=work.step, generation=work.generation))
 
     def aborted(self) -> None:
-        """The collective raised; the next order decides."""
+        """The collective raised; the next order decides. The same generation is never entered twice."""
+        if isinstance(self.main, Join) and self.form == self.main.order:
+            self.form = None
         self.main = None
         self.reduce = None
+
+    def void(self) -> None:
+        """The state is about to be overwritten: until `joined` there is none, and what was held is not ours."""
+        self.applied, self.admitted, self.reduced = None, False, None
+        self.trained.clear()
+        self.orphans += [h for h in self.held.values() if h.state == "copying"]
+        self.held.clear()
 
     def joined(self, order: m.Form, applied: int, replaced: bool) -> None:
         """In the generation with the state of `applied` steps; `replaced`: the state is new, what was held is void."""
         self.main = None
         self.generation = order.generation
         if replaced:
+            self.void()
             self.applied = applied
-            self.trained.clear()
-            self.orphans += [h for h in self.held.values() if h.state == "copying"]
-            self.held.clear()
-            self.reduced = None
         if self.form is not None and self.form.generation == order.generation:
             self.form = None
             self.outbox.append(m.Formed(generation=order.generation, applied=applied))

@@ -1,5 +1,6 @@
-"""What the coordinator's state machine asks its role to do. The role carries effects out in the order given: what must be on
-disk before a message is sent (a generation number, a pack set aside, a ledger line) stands before it in the list."""
+"""What the coordinator's state machine asks its role to do. The role carries effects out in the order given: what
+must be on disk before a message is sent (a generation number, a pack set aside, a ledger line) stands before it in
+the list."""
 
 from __future__ import annotations
 

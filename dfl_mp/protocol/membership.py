@@ -1,4 +1,5 @@
-"""Who is in the gradient group. Pure. Each change of membership is a new generation with a number that is never reused."""
+"""Who is in the gradient group. Pure. Each change of membership is a new generation with a number that is never
+reused."""
 
 from __future__ import annotations
 
@@ -39,7 +40,8 @@ class Membership:
         return tuple(d for d in self.joiners if d in self.warm)
 
     def begin(self, step: int, load: int | None = None) -> Form:
-        """The order for the next generation: joiners receive the state if all members stand at `step`, or load `load`."""
+        """The order for the next generation: joiners receive the state if all members stand at `step`, or load
+        `load`."""
         self.generation += 1
         receivers: tuple[str, ...] = ()
         if load is not None or self.level_at(step):
@@ -76,8 +78,14 @@ class Membership:
         self.warm.discard(drafter)
         concerned = drafter in self.applied or (self.forming is not None and drafter in self.forming.order.members)
         self.applied.pop(drafter, None)
-        if concerned and self.forming is not None:
-            waiting = [d for d in self.forming.order.members if d not in self.applied and d != drafter]
+        if concerned:
+            self.give_up()
+            self.joiners = [d for d in self.joiners if d != drafter]
+        return concerned
+
+    def give_up(self) -> None:
+        """Whoever was to become a member of the forming generation is a joiner again."""
+        if self.forming is not None:
+            waiting = [d for d in self.forming.order.members if d not in self.applied]
             self.joiners += [d for d in waiting if d not in self.joiners]
             self.forming = None
-        return concerned

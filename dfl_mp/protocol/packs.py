@@ -2,9 +2,9 @@
 
     pending -> leased -> ready -> held (assigned -> copied) -> trained -> [committed: entry deleted]
 
-`pending`: nobody has it. `leased`: a target computes it into a slot. `ready`: the slot holds its features. `held`: a drafter has
-it under a lease number. `trained`: it is in that drafter's gradient. `aside`: it counts as trained with weight 0.
-Entries are made lazily in order of their numbers; a number never made is pending.
+`pending`: nobody has it. `leased`: a target computes it into a slot. `ready`: the slot holds its features. `held`: a
+drafter has it under a lease number. `trained`: it is in that drafter's gradient. `aside`: it counts as trained with
+weight 0. Entries are made lazily in order of their numbers; a number never made is pending.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""Rebuilding the coordinator's tables from the Hellos of the living. The truth is a live drafter's applied step, then the
-checkpoint; the ledger is a log that is cut or completed to it."""
+"""Rebuilding the coordinator's tables from the Hellos of the living. The truth is a live drafter's applied step, then
+the checkpoint; the ledger is a log that is cut or completed to it."""
 
 from __future__ import annotations
 
@@ -45,8 +45,8 @@ def rebuild(c: Coordinator) -> None:
 def _membership(c: Coordinator, drafters: dict[str, DrafterHello]) -> list[tuple[str, int]]:
     """Members, step and ledger; returns the commits to repeat as (drafter, step).
 
-    Those at the highest applied step are members; so are those one step behind that hold its reduced buffer. If all at the
-    top hold the reduced buffer of the next step in one generation, that step is committed (rule 18).
+    Those at the highest applied step are members; so are those one step behind that hold its reduced buffer. If all
+    at the top hold the reduced buffer of the next step in one generation, that step is committed (rule 18).
     """
     top = max(h.applied for h in drafters.values() if h.applied is not None)
     at_top = {d: h for d, h in drafters.items() if h.applied == top}

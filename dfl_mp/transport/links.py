@@ -1,8 +1,9 @@
-"""Links: a star of ZeroMQ sockets on `ipc://`, one ROUTER in the coordinator, one DEALER per worker and one for the launcher.
+"""Links: a star of ZeroMQ sockets on `ipc://`, one ROUTER in the coordinator, one DEALER per worker and one for the
+launcher.
 
 Knows nothing of training; carries messages of `dfl_mp.messages`. Delivery on one link is in order; a link that broke is
-never mended but replaced (`Link.reopen`), and the first word on the new one says where its owner stands. Every wait has a
-deadline. Nothing listens on the network.
+never mended but replaced (`Link.reopen`), and the first word on the new one says where its owner stands. Every wait
+has a deadline. Nothing listens on the network.
 """
 
 from __future__ import annotations
@@ -62,7 +63,8 @@ class Hub:
     """The coordinator's end. Senders are worker ids or `launcher`; anything else is refused."""
 
     def __init__(self, run_dir: Path) -> None:
-        """Raises TransportError if another coordinator of this run lives: a second bind would silently steal the path."""
+        """Raises TransportError if another coordinator of this run lives: a second bind would silently steal the
+        path."""
         path = socket_path(run_dir)
         private_dir(path.parent)
         self._lock = (path.parent / "lock").open("w")
@@ -162,9 +164,13 @@ class Link:
             return decode(self._socket.recv())
         return None
 
-    def send(self, message: Message, within: float = 10.0) -> bool:
+    def connected(self, within: float) -> bool:
+        """Whether there is a coordinator to take a message, waiting for it at most `within` seconds."""
+        return bool(self._socket.poll(int(within * 1000), zmq.POLLOUT))
+
+    def send(self, message: Message, within: float = 1.0) -> bool:
         """Queue a message. False when there is no coordinator to take it within `within` seconds."""
-        if not self._socket.poll(int(within * 1000), zmq.POLLOUT):
+        if not self.connected(within):
             return False
         self._socket.send(encode(message), flags=zmq.NOBLOCK)
         return True

@@ -1,8 +1,8 @@
 """Rings of fixed slots for tensors: a target owns one, drafters map it. Knows nothing of training.
 
-Two kinds behind one face. `shm`: a file in /dev/shm, 0600, on any machine. `cuda`: one device allocation, exported once by
-CUDA IPC. A slot is filled and copied as a whole; who may do so when is the protocol's business, not the ring's. Completion is
-waited for on the host on both sides.
+Two kinds behind one face. `shm`: a file in /dev/shm, 0600, on any machine. `cuda`: one device allocation, exported
+once by CUDA IPC. A slot is filled and copied as a whole; who may do so when is the protocol's business, not the
+ring's. Completion is waited for on the host on both sides.
 """
 
 from __future__ import annotations
@@ -18,14 +18,9 @@ from dfl_mp.errors import RefusedMessage, TransportError
 from dfl_mp.messages import RingHandle
 
 SHM = Path("/dev/shm")
-PREFIX = "dfl-mp"
+PREFIX = "dfl-mp-"
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float64": torch.float64}
 PROOF_BYTES = 1 << 20
-
-
-def shm_name(run_key: str, owner: str) -> str:
-    """File name of an owner's ring; `run_key` lets the launcher sweep a run's files."""
-    return f"{PREFIX}-{run_key}-{owner}"
 
 
 def slot_bytes(shape: tuple[int, int, int], dtype: str) -> int:
@@ -92,10 +87,7 @@ class RingView:
     def __init__(self, handle: RingHandle, device: torch.device) -> None:
         """Raises TransportError when the ring cannot be mapped, RefusedMessage when the handle is not sane."""
         self.handle = handle
-        if handle.kind == "shm":
-            storage = _map_shm(handle)
-        else:
-            storage = _map_cuda(handle, device)
+        storage = _map_shm(handle) if handle.kind == "shm" else _map_cuda(handle, device)
         self._slots = _views(storage, handle)
 
     def slot(self, index: int) -> Tensor:
@@ -119,7 +111,7 @@ def _views(storage: Tensor, handle: RingHandle) -> list[Tensor]:
 
 def _map_shm(handle: RingHandle) -> Tensor:
     path = Path(handle.path)
-    if path.parent != SHM or not path.name.startswith(f"{PREFIX}-"):
+    if path.parent != SHM or not path.name.startswith(PREFIX):
         raise RefusedMessage(f"ring path {handle.path!r} is not one of ours")
     size = handle.num_slots * slot_bytes(handle.shape, handle.dtype)
     try:

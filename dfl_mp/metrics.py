@@ -1,0 +1,71 @@
+"""Lines of `metrics.jsonl`, which is the ledger: one per committed step. A leaf: no torch."""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from typing import Any
+
+from dfl_mp.messages import Statistics
+
+WINDOW_S = 20.0
+
+
+def finite(x: float) -> float | None:
+    """JSON has no NaN."""
+    return x if math.isfinite(x) else None
+
+
+class Rates:
+    """Tokens and steps per second over the last seconds, the clock an argument.
+
+    >>> rates = Rates(now=0.0)
+    >>> rates.committed(tokens=100.0, now=2.0)
+    (2.0, 50.0)
+    """
+
+    def __init__(self, now: float) -> None:
+        self._recent: deque[tuple[float, float]] = deque([(now, 0.0)])
+
+    def committed(self, tokens: float, now: float) -> tuple[float, float]:
+        """A step was committed: its duration, and tokens per second over the window."""
+        step_s = max(1e-9, now - self._recent[-1][0])
+        self._recent.append((now, tokens))
+        while len(self._recent) > 2 and self._recent[0][0] < now - WINDOW_S:
+            self._recent.popleft()
+        return step_s, self.tokens_per_s(now)
+
+    def tokens_per_s(self, now: float) -> float:
+        """Over the window; 0 before the first step."""
+        tokens = sum(t for _, t in list(self._recent)[1:])
+        return tokens / max(1e-9, now - self._recent[0][0])
+
+    def steps_per_s(self, now: float) -> float:
+        """Over the window; 0 before the first step."""
+        return (len(self._recent) - 1) / max(1e-9, now - self._recent[0][0])
+
+
+def line(
+    step: int, packs: tuple[int, ...], s: Statistics, group: tuple[int, int], rates: tuple[float, float]
+) -> dict[str, Any]:
+    """The line of a step; `group` is (drafters, generation), `rates` what `Rates.committed` gave.
+
+    `data_wait_s` is the mean over the drafters.
+    """
+    drafters, generation = group
+    return {
+        "step": step,
+        "loss": finite(s.loss),
+        "lr": s.lr,
+        "tokens": round(s.tokens),
+        "trained_labels": round(s.trained_tokens),
+        "tokens_per_s": rates[1],
+        "accept_len_est": finite(s.accept_len_est),
+        "grad_norm": finite(s.grad_norm),
+        "drafters": drafters,
+        "generation": generation,
+        "data_wait_s": s.data_wait_s / max(1, drafters),
+        "step_s": rates[0],
+        "skipped": s.skipped,
+        "packs": list(packs),
+    }

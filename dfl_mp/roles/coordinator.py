@@ -1,0 +1,233 @@
+"""The coordinator: the one process that knows where every pack is. Never touches a tensor.
+
+    python -m dfl_mp.roles.coordinator RUN_DIR
+
+consumes: messages of workers and launcher
+waits for: the next one, at most until the next progress report
+unblocked by: any message
+produces: what the state machine orders, carried out in order; ledger, events, checkpoints' names; Progress; Finished
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+
+from dfl_mp.errors import RefusedMessage
+from dfl_mp.log import JsonLines, say
+from dfl_mp.messages import (
+    COORDINATOR,
+    LAUNCHER,
+    Alive,
+    Died,
+    Finished,
+    Heartbeat,
+    KillWorker,
+    Message,
+    Progress,
+    Save,
+    Shutdown,
+    Started,
+    Status,
+    Stop,
+    WorkerLine,
+    role_of,
+)
+from dfl_mp.protocol.coordinator import Coordinator, Shape
+from dfl_mp.protocol.effects import (
+    AppendLedger,
+    CutLedger,
+    Effect,
+    Note,
+    PersistAside,
+    PersistGeneration,
+    Publish,
+    Restart,
+    Send,
+)
+from dfl_mp.roles.common import Job, begin
+from dfl_mp.roles.ledger import Ledger
+from dfl_mp.transport.links import Hub
+
+PROGRESS_EVERY_S = 0.5
+SILENT_AFTER_S = 60.0
+"""A worker whose control thread says nothing for so long is stopped or stuck as a whole."""
+RESTART_CODE = 75
+
+
+class CoordinatorRole:
+    """See the module."""
+
+    def __init__(self, job: Job) -> None:
+        self.job, c = job, job.config
+        self.ledger = Ledger(job.run_dir, c.checkpoint.keep)
+        self.events = JsonLines(job.run_dir / "events.jsonl")
+        shape = Shape(c.train.packs_per_step, job.prepared.num_steps, c.checkpoint.every_steps)
+        self.machine = Coordinator(shape, self.ledger.load())
+        self.hub = Hub(job.run_dir)
+        self.status: dict[str, tuple[float, Status]] = {}
+        self.killing: set[str] = set()
+        self.newest: dict[str, object] = {}
+        self.skipped_in_a_row = 0
+        self.order_open_since: tuple[object, float] = (None, 0.0)
+        self.shutdown: Shutdown | None = None
+        self.error = ""
+
+    def run(self) -> int:
+        next_report = 0.0
+        while not self._over():
+            self._receive(within=max(0.0, min(PROGRESS_EVERY_S, next_report - time.monotonic())))
+            if time.monotonic() >= next_report:
+                next_report = time.monotonic() + PROGRESS_EVERY_S
+                self._watch_deadlines()
+                self.hub.send(LAUNCHER, self._progress())
+        self._end()
+        return 0
+
+    # ---- messages ---------------------------------------------------------------------------------------------------
+
+    def _receive(self, within: float) -> None:
+        try:
+            received = self.hub.receive(within)
+        except RefusedMessage as error:
+            self._event("refused_message", reason=str(error))
+            return
+        if received is None:
+            return
+        sender, message = received
+        if isinstance(message, Heartbeat):
+            self.status[sender] = (time.monotonic(), message.status)
+        elif isinstance(message, Shutdown) and sender == LAUNCHER:
+            self.shutdown = message
+            self._carry_out(self.machine.save_now())
+        elif sender == LAUNCHER and not isinstance(message, Alive | Started | Died):
+            self._event("refused_message", reason=f"{type(message).__name__} from the launcher")
+        else:
+            if isinstance(message, Died):
+                self.status.pop(message.worker, None)
+            if isinstance(message, Alive):
+                self.ledger.sweep(message.workers)
+            self._carry_out(self.machine.handle(sender, message))
+
+    def _carry_out(self, effects: list[Effect]) -> None:
+        for effect in effects:
+            match effect:
+                case Send():
+                    self._send(effect.to, effect.message)
+                case PersistGeneration() | PersistAside():
+                    self.ledger.persist(self.machine.group.generation, self.machine.packs.aside)
+                case AppendLedger():
+                    self.newest = self.ledger.append(effect)
+                    self._count_skipped(effect)
+                case CutLedger():
+                    self.ledger.cut(effect.steps)
+                case Publish():
+                    folder = self.ledger.publish(effect.steps, effect.folder)
+                    self._event("checkpoint_saved", steps=effect.steps, folder=str(folder))
+                case Note():
+                    self._event(effect.event, **effect.fields)
+                case Restart():
+                    self._event("coordinator_restart", reason=effect.reason)
+                    say(f"restarting: {effect.reason}")
+                    sys.exit(RESTART_CODE)
+
+    def _send(self, to: str, message: Message) -> None:
+        if isinstance(message, Save):
+            self.ledger.sync()
+        self.hub.send(to, message)
+
+    def _count_skipped(self, effect: AppendLedger) -> None:
+        self.skipped_in_a_row = self.skipped_in_a_row + 1 if effect.statistics.skipped else 0
+        if effect.statistics.skipped:
+            self._event("step_skipped", step=effect.step, packs=list(effect.packs))
+        most = self.job.config.train.max_skipped_in_a_row
+        if self.skipped_in_a_row >= most:
+            self.error = f"{most} steps in a row had no finite loss and gradient; the last is step {effect.step}"
+
+    def _event(self, event: str, **fields: object) -> None:
+        self.events.append({"time": time.time(), "event": event, "worker": COORDINATOR, **fields})
+
+    # ---- deadlines --------------------------------------------------------------------------------------------------
+
+    def _watch_deadlines(self) -> None:
+        now, d = time.monotonic(), self.job.config.deadline
+        limit = {"starting": d.start, "compiling": d.start, "working": d.step, "saving": d.save}
+        for worker, (heard, status) in self.status.items():
+            if now - heard > SILENT_AFTER_S:
+                self._kill(worker, f"no heartbeat for {now - heard:.0f} s")
+            elif status.since_s > limit.get(status.state, float("inf")):
+                self._kill(worker, f"{status.state} for {status.since_s:.0f} s")
+        self._watch_group(now)
+
+    def _watch_group(self, now: float) -> None:
+        """A generation or a reduce that is late: kill only those who have not entered, then form anew."""
+        m, d = self.machine, self.job.config.deadline
+        forming = m.group.forming
+        order = ("form", m.group.generation) if forming else ("reduce", m.step) if m.reducing is not None else None
+        if order != self.order_open_since[0]:
+            self.order_open_since = (order, now)
+        if order is None or now - self.order_open_since[1] < (d.form if forming else d.reduce):
+            return
+        self._event("order_late", order=str(order))
+        members = forming.order.members if forming else tuple(m.group.members)
+        state = "joining" if forming else "reducing"
+        for worker in members:
+            if worker not in self.status or self.status[worker][1].state not in (state, "idle"):
+                self._kill(worker, f"did not enter {order[0]} {order[1]}")
+        self.order_open_since = (None, now)
+        self._carry_out(m.form_again())
+
+    def _kill(self, worker: str, reason: str) -> None:
+        if worker not in self.killing:
+            self.killing.add(worker)
+            self._event("worker_stuck", stuck=worker, reason=reason)
+            self.hub.send(LAUNCHER, KillWorker(worker=worker, reason=reason))
+
+    # ---- people -----------------------------------------------------------------------------------------------------
+
+    def _progress(self) -> Progress:
+        m, now = self.machine, time.monotonic()
+        rate = self.ledger.rates.steps_per_s(now)
+        left = m.shape.num_steps - m.ledger
+        alive = sorted(m.listed - m.dead)
+        return Progress(
+            step=m.ledger,
+            num_steps=m.shape.num_steps,
+            loss=_number(self.newest.get("loss")),
+            accept_len_est=_number(self.newest.get("accept_len_est")),
+            tokens_per_s=self.ledger.rates.tokens_per_s(now),
+            eta_s=left / rate if rate > 0 else None,
+            ready_slots=len(m.packs.within("ready")),
+            num_slots=len(m.slots),
+            generation=m.group.generation,
+            workers=tuple(WorkerLine(worker=w, status=self.status[w][1] if w in self.status else None) for w in alive),
+        )
+
+    # ---- end --------------------------------------------------------------------------------------------------------
+
+    def _over(self) -> bool:
+        if self.shutdown is not None:
+            return self.machine.saving is None
+        return bool(self.error) or self.machine.finished
+
+    def _end(self) -> None:
+        if self.shutdown is not None and not self.machine.finished:
+            self.error = f"stopped: {self.shutdown.reason}"
+        for worker in sorted(self.machine.hellos):
+            if worker not in self.machine.dead and role_of(worker) in ("target", "drafter"):
+                self.hub.send(worker, Stop())
+        self.hub.send(LAUNCHER, Finished(error=self.error))
+        time.sleep(0.2)  # LINGER is 0: let the last messages leave
+        self.hub.close()
+
+
+def _number(value: object) -> float | None:
+    return float(value) if isinstance(value, int | float) else None
+
+
+def main() -> int:
+    return CoordinatorRole(begin(sys.argv)).run()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,225 @@
+"""A drafter worker: trains on packs, reduces with its peers, applies what the coordinator commits.
+
+    python -m dfl_mp.roles.drafter RUN_DIR drafter-0.1
+
+consumes: packs copied by its intake, and the orders Form, Reduce, Commit, Save
+waits for: the next of these
+unblocked by: a full buffer, or the coordinator
+produces: gradients, reduced buffers, applied steps, checkpoints; each said to the coordinator once it is so
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from pathlib import Path
+
+import torch
+
+from dfl_mp import checkpoint
+from dfl_mp.blackbox import BlackBox
+from dfl_mp.data.packs import PackStore
+from dfl_mp.errors import ConfigError
+from dfl_mp.log import say
+from dfl_mp.messages import Statistics
+from dfl_mp.model.drafter import Drafter as DrafterModel
+from dfl_mp.model.target_load import frozen_ends
+from dfl_mp.protocol.drafter import AllReduce, Apply, Compute, Drafter, Join, Work, WriteCheckpoint
+from dfl_mp.roles.common import Job, begin, device, exit_code_of
+from dfl_mp.roles.intake import Intake
+from dfl_mp.roles.tensors import to_tensors
+from dfl_mp.roles.worker import Control, end_process_on_thread_error
+from dfl_mp.train.group import GradientGroup, Superseded
+from dfl_mp.train.step import StepResult, StepSettings, TrainStep
+from dfl_mp.transport.ring import DTYPES
+
+STATE_OF = {Compute: "working", Apply: "working", AllReduce: "reducing", Join: "joining", WriteCheckpoint: "saving"}
+
+
+class DrafterRole:
+    """See the module."""
+
+    def __init__(self, job: Job) -> None:
+        self.job, self.device = job, device()
+        self.box = BlackBox(job.run_dir, job.worker)
+        self.store = PackStore.open(Path(job.prepared.data_dir))
+        self.per_step = job.config.train.packs_per_step
+        self.machine = Drafter(self.per_step)
+        self.group = GradientGroup(job.run_dir, job.worker, self.device)
+        self.control = Control(job.run_dir, job.worker, self.machine, self._abort_if_superseded)
+        self.intake = Intake(self.control, self.machine, self.device)
+        self.waited_s = 0.0
+
+    def _abort_if_superseded(self) -> None:
+        if self.machine.must_abort:
+            self.group.abort()
+
+    def run(self) -> None:
+        self.control.start()
+        self.train = self._build()
+        self.reduced = torch.zeros_like(self.train.vector)
+        self._warm_up()
+        self.intake.start()
+        self.control.report(self.machine.warmed)
+        while (work := self._next()) is not None:
+            with self.control.tally.doing(STATE_OF[type(work)]):
+                self._do(work)
+        self.control.close()
+
+    # ---- start ----------------------------------------------------------------------------------------------------
+
+    def _build(self) -> TrainStep:
+        c, p = self.job.config, self.job.prepared
+        ends = frozen_ends(p.target, c.target, self.device)
+        model = DrafterModel(p.drafter).to(self.device)
+        settings = StepSettings(
+            optim=c.optim,
+            loss=c.train.loss,
+            dtype=c.drafter.dtype,
+            attention=c.drafter.attention,
+            packs_per_step=self.per_step,
+            num_steps=p.num_steps,
+        )
+        train = TrainStep(model, ends, settings)
+        train.reset(c.train.seed)
+        return train
+
+    def _warm_up(self) -> None:
+        """Run the step once on a real pack with made-up features, so that nothing is compiled later."""
+        began = time.monotonic()
+        with self.control.tally.doing("compiling"):
+            pack = to_tensors(self.store[0], self.device)
+            width = self.job.prepared.target.hidden_size * self.job.prepared.drafter.num_features
+            dtype = DTYPES[self.job.config.target.dtype]
+            features = torch.randn(*pack.tokens_BS.shape, width, device=self.device).to(dtype)
+            self.train.accumulate(features, pack, 0)
+            self.train.discard()
+            if self.device.type == "cuda":
+                torch.cuda.synchronize(self.device)
+        self.box.ready()
+        say(f"ready on {self.device}; warm-up took {time.monotonic() - began:.1f} s")
+
+    # ---- work -----------------------------------------------------------------------------------------------------
+
+    def _next(self) -> Work | None:
+        began = time.monotonic()
+        with self.control.tally.doing("idle"):
+            work = self.control.wait_for(self.machine.next_work)
+        if isinstance(work, Compute):
+            self.waited_s += time.monotonic() - began
+        return work
+
+    def _do(self, work: Work) -> None:
+        match work:
+            case Compute():
+                self._compute(work.pack)
+            case AllReduce():
+                self._reduce(work)
+            case Apply():
+                self._apply(work.step)
+            case Join():
+                self._join(work)
+            case WriteCheckpoint():
+                self._save(work.steps)
+
+    def _compute(self, pack: int) -> None:
+        self.box.computing(pack)
+        features = self.intake.take(pack)
+        self.train.waited(self.waited_s)
+        self.waited_s = 0.0
+        self.train.accumulate(features, to_tensors(self.store[pack], self.device), pack % self.per_step)
+        self.intake.give_back(features)
+        self.box.computing(None)
+        self.control.tally.packs += 1
+        self.control.report(lambda: self.machine.computed(pack))
+
+    def _reduce(self, work: AllReduce) -> None:
+        try:
+            self.group.all_reduce(self.train.vector, self.reduced)
+        except Superseded as error:
+            say(f"reduce of step {work.step} given up: {error}")
+            self.control.report(self.machine.aborted)
+            return
+        self.control.report(lambda: self.machine.all_reduced(work))
+
+    def _apply(self, step: int) -> None:
+        assert self.machine.commit is not None
+        result = self.train.apply(self.reduced, step)
+        counted = tuple(step * self.per_step + i for i, times in enumerate(result.pack_counts) if times)
+        assert counted == self.machine.commit.packs and max(result.pack_counts) <= 1, "the sum holds other packs"
+        self.control.tally.step = step + 1
+        statistics = _statistics(result)
+        self.control.report(lambda: self.machine.has_applied(statistics))
+
+    def _save(self, steps: int) -> None:
+        folder = self.job.run_dir / "checkpoints" / f".private-{self.job.worker}-{steps}"
+        state, meta = self.train.state_dict()
+        checkpoint.write(folder, steps, self.train.drafter.state_dict(), state, meta)
+        self.control.report(lambda: self.machine.saved(steps, folder.name))
+
+    # ---- generations ------------------------------------------------------------------------------------------------
+
+    def _join(self, work: Join) -> None:
+        order, within = work.order, self.job.config.deadline.form
+        receives = self.job.worker in order.receivers or order.load is not None
+        try:
+            self.group.form(order.generation, order.members, within)
+            if receives:
+                self.control.report(self.machine.void)
+            applied = self._load(order.load) if order.load is not None else self._share(work)
+        except Superseded as error:
+            say(f"generation {order.generation} given up: {error}")
+            self.control.report(self.machine.aborted)
+            return
+        self.control.tally.step = applied
+        say(f"in generation {order.generation} with {', '.join(order.members)} at step {applied}")
+        self.control.report(lambda: self.machine.joined(order, applied, receives))
+
+    def _load(self, steps: int) -> int:
+        if steps == 0:
+            self.train.reset(self.job.config.train.seed)
+            return 0
+        folder = self.job.run_dir / "checkpoints" / f"step_{steps:08d}"
+        found, state, meta = checkpoint.read(folder)
+        assert found == steps
+        self.train.load_state_dict(state, meta)
+        return steps
+
+    def _share(self, work: Join) -> int:
+        """Receivers get the source's state; the others' own gradient is not touched."""
+        order = work.order
+        if not order.receivers:
+            assert self.machine.applied is not None
+            return self.machine.applied
+        assert order.source is not None
+        applied = torch.tensor([self.machine.applied or 0], device=self.device)
+        self.group.broadcast([applied, *self.train.state_vectors()], order.source)
+        if self.job.worker in order.receivers:
+            self.train.discard()
+        return int(applied.item())
+
+
+def _statistics(result: StepResult) -> Statistics:
+    return Statistics(
+        loss=result.loss,
+        lr=result.lr,
+        grad_norm=result.grad_norm,
+        tokens=float(result.tokens),
+        trained_tokens=float(result.labels),
+        accept_len_est=result.accept_len_est,
+        data_wait_s=result.data_wait_s,
+        skipped=result.skipped,
+    )
+
+
+def main() -> int:
+    end_process_on_thread_error()
+    try:
+        DrafterRole(begin(sys.argv)).run()
+    except ConfigError as error:
+        return exit_code_of(error)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

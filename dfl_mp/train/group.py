@@ -1,0 +1,113 @@
+"""The gradient group: one generation of drafters, with a private process group on a fresh FileStore.
+
+No default process group, no port: a generation is a file in the run folder. Forming and every collective have a
+deadline; `abort` may be called from the control thread while the main thread waits in a collective.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import timedelta
+from functools import partial
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+GLOO_TIMEOUT_S = 10.0
+"""gloo's abort does nothing: this bounds how long a survivor waits for a peer that is stopped, not dead."""
+
+
+class Superseded(Exception):
+    """The collective was aborted, or a peer died in it: the next order decides."""
+
+
+class GradientGroup:
+    """Collectives of one drafter. Without peers each is the identity."""
+
+    def __init__(self, run_dir: Path, worker: str, device: torch.device) -> None:
+        self._folder = run_dir / ".generations"
+        self._folder.mkdir(mode=0o700, exist_ok=True)
+        self._worker, self._device = worker, device
+        self._group: dist.ProcessGroup | None = None
+        self.members: tuple[str, ...] = ()
+
+    def form(self, generation: int, members: tuple[str, ...], within: float) -> None:
+        """Meet the others in the numbered generation.
+
+        Raises Superseded when they do not come within the deadline or the group is aborted.
+        """
+        self.leave()
+        self.members = members
+        if len(members) == 1:
+            return
+        try:
+            store = dist.FileStore(str(self._folder / str(generation)), len(members))
+            store.set_timeout(timedelta(seconds=within))
+            self._group = self._make(store, members.index(self._worker), len(members), within)
+            self._check(generation)
+        except (RuntimeError, dist.DistError) as error:
+            raise Superseded(f"generation {generation}: {_first_line(error)}") from None
+
+    def _make(self, store: dist.Store, rank: int, size: int, within: float) -> dist.ProcessGroup:
+        if self._device.type == "cuda":
+            options = dist.ProcessGroupNCCL.Options()
+            options._timeout = timedelta(seconds=within)
+            return dist.ProcessGroupNCCL(store, rank, size, options)
+        gloo = dist.ProcessGroupGloo._Options()
+        gloo._timeout = timedelta(seconds=GLOO_TIMEOUT_S)
+        gloo._devices = [dist.ProcessGroupGloo.create_device(interface="lo")]
+        return dist.ProcessGroupGloo(store, rank, size, gloo)
+
+    def _check(self, generation: int) -> None:
+        """One small sum, so that a generation that stands has really talked."""
+        probe = torch.full((1,), float(generation), device=self._device)
+        self._run(lambda g: g.allreduce([probe]))
+        assert probe.item() == generation * len(self.members), "two memberships met on one FileStore"
+
+    def all_reduce(self, vector: Tensor, into: Tensor) -> None:
+        """Sum of all members' vectors, out of place: `vector` stays as it is."""
+        into.copy_(vector)
+        self._run(lambda g: g.allreduce([into]))
+
+    def broadcast(self, tensors: list[Tensor], source: str) -> None:
+        """Overwrite the tensors with those of `source`."""
+        root = self.members.index(source)
+        for tensor in tensors:
+            self._run(partial(_broadcast, tensor, root))
+
+    def _run(self, collective: Callable[[dist.ProcessGroup], dist.Work]) -> None:
+        if self._group is None:
+            if len(self.members) > 1:
+                raise Superseded("the group was left")
+            return
+        try:
+            collective(self._group).wait()
+            if self._device.type == "cuda":
+                torch.cuda.synchronize(self._device)
+        except RuntimeError as error:
+            raise Superseded(_first_line(error)) from None
+
+    def abort(self) -> None:
+        """From the control thread: make the main thread's collective raise (NCCL; gloo's peers' deaths and timeout
+        do)."""
+        group = self._group
+        if group is not None and self._device.type == "cuda":
+            group.abort()
+
+    def leave(self) -> None:
+        """Drop the group without talking to anyone."""
+        if self._group is not None and self._device.type == "cuda":
+            self._group.abort()
+        self._group, self.members = None, ()
+
+
+def _broadcast(tensor: Tensor, root: int, group: dist.ProcessGroup) -> dist.Work:
+    options = dist.BroadcastOptions()
+    options.rootRank, options.rootTensor = root, 0
+    return group.broadcast([tensor], options)
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0][:300]
