@@ -6,10 +6,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 import transformers
 from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 
 from dfl_mp.config import TargetConfig
+from dfl_mp.model.decode import Limits, greedy_decode
+from dfl_mp.model.drafter import Drafter, DrafterCache
+from dfl_mp.model.target_full import FullTarget
 
 VOCAB = 61
 LAYERS = 6
@@ -32,7 +36,7 @@ FAMILIES = ("qwen3", "llama", "qwen3_moe", "gemma2", "gemma3", "gpt_neox")
 """Every one keeps packed documents apart through transformers' packed-row masks."""
 
 
-def tiny_config(family: str) -> PreTrainedConfig:
+def tiny_config(family: str, **fields: Any) -> PreTrainedConfig:
     """Config of a tiny model of `family`; sliding windows are 5 tokens, so that short rows leave them."""
     moe = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 24, "norm_topk_prob": True}
     gemma = {"sliding_window": 5, "query_pre_attn_scalar": 8, "final_logit_softcapping": 3.0}
@@ -53,19 +57,19 @@ def tiny_config(family: str) -> PreTrainedConfig:
         "opt": ("OPTConfig", {**SHAPE, "ffn_dim": 48, "word_embed_proj_dim": 32, "init_std": 0.2}),
         "qwen3_5": ("Qwen3_5TextConfig", {**GROUPED, **linear, "layer_types": kinds}),
     }
-    name, fields = made[family]
-    return getattr(transformers, name)(**fields)
+    name, base = made[family]
+    return getattr(transformers, name)(**{**base, **fields})
 
 
-def tiny_model(family: str, seed: int = 0) -> PreTrainedModel:
+def tiny_model(family: str, seed: int = 0, **fields: Any) -> PreTrainedModel:
     torch.manual_seed(seed)
-    model = AutoModelForCausalLM.from_config(tiny_config(family), attn_implementation="sdpa")
+    model = AutoModelForCausalLM.from_config(tiny_config(family, **fields), attn_implementation="sdpa")
     return model.float().eval()
 
 
-def save_tiny(family: str, folder: Path, seed: int = 0) -> Path:
+def save_tiny(family: str, folder: Path, seed: int = 0, **fields: Any) -> Path:
     """Write a tiny model as a transformers folder and return it."""
-    tiny_model(family, seed).save_pretrained(folder)
+    tiny_model(family, seed, **fields).save_pretrained(folder)
     return folder
 
 
@@ -80,3 +84,25 @@ def target_config(folder: Path | str, **fields: Any) -> TargetConfig:
         "trust_remote_code": False,
     }
     return TargetConfig(**{**values, **fields})
+
+
+def fit_drafter(drafter: Drafter, target: FullTarget, prompt: list[int], steps: int = 80) -> None:
+    """Overfit a drafter to the target's own answer to one prompt, so that several of its drafts in a row are right."""
+    ends, K = target.ends(), drafter.spec.block_size
+    text = torch.tensor([*prompt, *greedy_decode(target, prompt, Limits(30)).tokens])
+    _, features_TF = target.forward(text, target.new_cache())
+    anchor_B = torch.arange(len(prompt), len(text) - K + 1)
+    position_BK = anchor_B[:, None] + torch.arange(K)
+    ids_BK = torch.full_like(position_BK, drafter.spec.mask_token_id)
+    ids_BK[:, 0] = text[anchor_B]
+    position_BT = torch.arange(len(text)).expand(len(anchor_B), -1)
+    optimizer = torch.optim.Adam(drafter.parameters(), lr=1e-2)
+    for _ in range(steps):
+        cache = DrafterCache()
+        cache.append(drafter, features_TF.expand(len(anchor_B), -1, -1), position_BT)
+        logits = ends.logits(drafter.decode_block(ends.embed(ids_BK), position_BK, cache))[:, 1:]
+        loss = F.cross_entropy(logits.flatten(0, 1), text[position_BK[:, 1:]].flatten())
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    drafter.requires_grad_(False)
