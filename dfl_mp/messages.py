@@ -67,6 +67,8 @@ class RingHandle(Record):
     shape: tuple[Natural, Natural, Natural]
     """rows, tokens, F·H of one slot."""
     dtype: Literal["float32", "bfloat16", "float64"]
+    checksum: Natural
+    """Of the pattern behind the last slot: a reader that finds another has mapped something else."""
 
 
 class HeldPack(Record):
@@ -185,6 +187,21 @@ class EpochDropped(Message):
 
     target: Worker
     released: Pairs
+
+
+class RingProved(Message):
+    """drafter -> coordinator: mapped the ring, found its pattern, and copied at this rate."""
+
+    target: Worker
+    kind: Literal["shm", "cuda"]
+    bytes_per_s: float
+
+
+class RingUnreadable(Message):
+    """drafter -> coordinator: the target's ring cannot be mapped here though the target lives."""
+
+    target: Worker
+    reason: Text
 
 
 class Formed(Message):

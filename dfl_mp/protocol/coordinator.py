@@ -293,11 +293,16 @@ class Coordinator:
         if drafter in self.group.applied:
             self.group.applied[drafter] = max(self.group.applied[drafter], message.step + 1)
         assert message.step <= self.ledger, "a step is applied whose predecessor is not in the ledger"
+        late = self.saving is not None and self.saving[0] == drafter and self.saving[1] <= message.step
+        if late:
+            self.saving = None
         if self.ledger == message.step:
             self.append(message.packs, message.statistics)
             every = self.shape.save_every
             if every and self.ledger % every == 0 and drafter in self.group.applied:
                 self._save_by(drafter, self.ledger)
+        if late and self.saving is None:  # the Save met a Commit, so the drafter passed over it
+            self._save_by(drafter, message.step + 1)
 
     def append(self, packs: tuple[int, ...], statistics: m.Statistics) -> None:
         """Write the next line of the ledger."""

@@ -169,8 +169,11 @@ class Drafter:
         self.outbox.append(m.Released(pack=held.number, lease=held.lease))
 
     def _on_reduce(self, message: m.Reduce) -> None:
-        fits = message.generation == self.generation and message.step == self.applied and self.form is None
-        if fits and self.reduced is None and not isinstance(self.main, Join | AllReduce):
+        """Fits the step that is next once a pending commit is in the weights: others may have trained all its packs."""
+        after = self.applied if self.commit is None else self.commit.step + 1
+        fits = message.generation == self.generation and message.step == after and self.form is None
+        free = self.reduced is None or self.commit is not None
+        if fits and free and not isinstance(self.main, Join | AllReduce):
             self.reduce = message
 
     def _on_commit(self, message: m.Commit) -> None:
@@ -207,8 +210,10 @@ class Drafter:
                 self._release(held)
         self._drop_epochs()
 
-    def copy_failed(self, held: Held) -> None:
-        """The ring could not be read: its target is dead or dying, and EpochClosed will say so."""
+    def copy_failed(self, held: Held, reason: str) -> None:
+        """The ring could not be read: nothing is copied from it until EpochClosed, and the coordinator is told."""
+        if held.ref.target not in self.unreadable:
+            self.outbox.append(m.RingUnreadable(target=held.ref.target, reason=reason))
         if held in self.orphans:
             self.orphans.remove(held)
         else:

@@ -17,6 +17,10 @@ if TYPE_CHECKING:
     import torch
 
 
+TRANSPORT = "transport.json"
+"""In the run folder once CUDA IPC has proved unusable: rings are in /dev/shm from then on."""
+
+
 @dataclass(frozen=True)
 class Job:
     """What a worker is told: its run, its own id, the config, and what `prepare` found."""

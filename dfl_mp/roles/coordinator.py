@@ -14,7 +14,7 @@ import sys
 import time
 
 from dfl_mp.errors import RefusedMessage
-from dfl_mp.log import JsonLines, say
+from dfl_mp.log import JsonLines, say, write_json
 from dfl_mp.messages import (
     COORDINATOR,
     LAUNCHER,
@@ -25,6 +25,8 @@ from dfl_mp.messages import (
     KillWorker,
     Message,
     Progress,
+    RingProved,
+    RingUnreadable,
     Save,
     Shutdown,
     Started,
@@ -45,7 +47,7 @@ from dfl_mp.protocol.effects import (
     Restart,
     Send,
 )
-from dfl_mp.roles.common import Job, begin
+from dfl_mp.roles.common import TRANSPORT, Job, begin
 from dfl_mp.roles.ledger import Ledger
 from dfl_mp.transport.links import Hub
 
@@ -97,6 +99,11 @@ class CoordinatorRole:
         sender, message = received
         if isinstance(message, Heartbeat):
             self.status[sender] = (time.monotonic(), message.status)
+        elif isinstance(message, RingProved):
+            fields = {"drafter": sender, "target": message.target, "kind": message.kind}
+            self._event("transport_proved", **fields, gb_per_s=message.bytes_per_s / 1e9)
+        elif isinstance(message, RingUnreadable):
+            self._fall_back(sender, message)
         elif isinstance(message, Shutdown) and sender == LAUNCHER:
             self.shutdown = message
             self._carry_out(self.machine.save_now())
@@ -182,6 +189,14 @@ class CoordinatorRole:
             self.killing.add(worker)
             self._event("worker_stuck", stuck=worker, reason=reason)
             self.hub.send(LAUNCHER, KillWorker(worker=worker, reason=reason))
+
+    def _fall_back(self, drafter: str, message: RingUnreadable) -> None:
+        """A living target's ring cannot be mapped: the target starts again with a ring in /dev/shm."""
+        if message.target in self.machine.dead:
+            return
+        self._event("transport_fallback", drafter=drafter, target=message.target, reason=message.reason)
+        write_json(self.job.run_dir / TRANSPORT, {"kind": "shm", "reason": message.reason})
+        self._kill(message.target, f"its ring cannot be read by {drafter}: {message.reason}")
 
     # ---- people -----------------------------------------------------------------------------------------------------
 

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from dfl_mp.errors import TransportError
 from dfl_mp.log import say
+from dfl_mp.messages import RingProved
 from dfl_mp.protocol.drafter import Drafter, Held
 from dfl_mp.roles.worker import Control
 from dfl_mp.transport.ring import DTYPES, RingView
@@ -37,7 +38,7 @@ class Intake(threading.Thread):
                 buffer = self._copy(held)
             except TransportError as error:
                 say(f"cannot read pack {held.number}: {error}")
-                self._control.report(lambda h=held: self._machine.copy_failed(h))
+                self._control.report(lambda h=held, e=error: self._machine.copy_failed(h, str(e)))
                 continue
             self._full[held.number, held.lease] = buffer
             self._control.report(lambda h=held: self._machine.copy_done(h))
@@ -52,11 +53,9 @@ class Intake(threading.Thread):
         return self._machine.next_copy()
 
     def _copy(self, held: Held) -> Tensor:
-        view = self._views.get(held.ref.target)
-        if view is None:
-            view = self._views[held.ref.target] = RingView(held.ring, self._device)
-        slot = view.slot(held.ref.slot)
         buffer, event = self._free.pop() if self._free else (self._new_buffer(held), None)
+        view = self._views.get(held.ref.target) or self._map(held, buffer)
+        slot = view.slot(held.ref.slot)
         if self._stream is None:
             buffer.copy_(slot)
             return buffer
@@ -66,6 +65,14 @@ class Intake(threading.Thread):
             buffer.copy_(slot, non_blocking=True)
         self._stream.synchronize()
         return buffer
+
+    def _map(self, held: Held, buffer: Tensor) -> RingView:
+        """First pack from this target: map its ring, prove it, say at which rate it copies."""
+        view = RingView(held.ring, self._device)
+        proof = RingProved(target=held.ref.target, kind=held.ring.kind, bytes_per_s=view.rate(buffer))
+        self._views[held.ref.target] = view
+        self._control.report(lambda: self._machine.outbox.append(proof))
+        return view
 
     def _new_buffer(self, held: Held) -> Tensor:
         return torch.empty(held.ring.shape, dtype=DTYPES[held.ring.dtype], device=self._device)

@@ -1,15 +1,18 @@
 """Rings of fixed slots for tensors: a target owns one, drafters map it. Knows nothing of training.
 
-Two kinds behind one face. `shm`: a file in /dev/shm, 0600, on any machine. `cuda`: one device allocation, exported
-once by CUDA IPC. A slot is filled and copied as a whole; who may do so when is the protocol's business, not the
-ring's. Completion is waited for on the host on both sides.
+Two kinds behind one face. `shm`: a file in /dev/shm, 0600, on any machine. `cuda`: one device allocation, exported once
+by CUDA IPC. A slot is filled and copied as a whole; who may do so when is the protocol's business, not the ring's.
+Every copy is waited for on the host, on both sides. Behind the last slot lies a pattern: a reader checks it before it
+trusts the mapping.
 """
 
 from __future__ import annotations
 
 import os
+import time
 import zlib
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -21,6 +24,7 @@ SHM = Path("/dev/shm")
 PREFIX = "dfl-mp-"
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float64": torch.float64}
 PROOF_BYTES = 1 << 20
+PATTERN_SEED = 20602036
 
 
 def slot_bytes(shape: tuple[int, int, int], dtype: str) -> int:
@@ -29,20 +33,30 @@ def slot_bytes(shape: tuple[int, int, int], dtype: str) -> int:
     return rows * tokens * width * DTYPES[dtype].itemsize
 
 
-class RingOwner:
-    """The target's end: `slot(i)` is the tensor [rows, tokens, F·H] to fill; `handle` tells others how to map it."""
+def ring_bytes(num_slots: int, shape: tuple[int, int, int], dtype: str) -> int:
+    """Bytes of a whole ring with its pattern."""
+    return num_slots * slot_bytes(shape, dtype) + PROOF_BYTES
 
-    def __init__(self, handle: RingHandle, storage: Tensor) -> None:
-        self.handle = handle
-        self._slots = _views(storage, handle)
+
+class RingOwner:
+    """The target's end. `handle` tells others how to map it."""
+
+    def __init__(self, storage: Tensor, how: dict[str, Any], num_slots: int, shape: tuple[int, int, int], dtype: str):
+        generator = torch.Generator().manual_seed(PATTERN_SEED)
+        pattern = torch.randint(0, 256, (PROOF_BYTES,), dtype=torch.uint8, generator=generator)
+        storage[-PROOF_BYTES:].copy_(pattern)
+        checksum = zlib.crc32(pattern.numpy().tobytes())
+        fields = {"num_slots": num_slots, "shape": shape, "dtype": dtype, "checksum": checksum}
+        self.handle = RingHandle.model_validate({**how, **fields})
+        self._slots = _views(storage, self.handle)
 
     @staticmethod
     def on_shm(name: str, num_slots: int, shape: tuple[int, int, int], dtype: str) -> RingOwner:
-        """Allocate in /dev/shm.
+        """Allocate the file `name` in /dev/shm.
 
         Raises TransportError naming the bytes wanted and free when it does not fit.
         """
-        size = num_slots * slot_bytes(shape, dtype)
+        size = ring_bytes(num_slots, shape, dtype)
         stats = os.statvfs(SHM)
         free = stats.f_bavail * stats.f_frsize
         if size > free:
@@ -53,25 +67,24 @@ class RingOwner:
             os.posix_fallocate(fd, 0, size)
         finally:
             os.close(fd)
-        storage = torch.from_file(str(path), shared=True, size=size, dtype=torch.uint8)
-        handle = RingHandle(kind="shm", path=str(path), num_slots=num_slots, shape=shape, dtype=dtype)  # type: ignore[arg-type]
-        return RingOwner(handle, storage)
+        storage = _open_shm(path, size)
+        return RingOwner(storage, {"kind": "shm", "path": str(path)}, num_slots, shape, dtype)
 
     @staticmethod
-    def on_cuda(num_slots: int, shape: tuple[int, int, int], dtype: str, device: torch.device) -> RingOwner:
-        """Allocate on the device and export by CUDA IPC.
+    def on_cuda(device: torch.device, num_slots: int, shape: tuple[int, int, int], dtype: str) -> RingOwner:
+        """Allocate on the device and export by CUDA IPC. The allocator must not use expandable segments.
 
         Raises TransportError where the driver does not offer CUDA IPC.
         """
-        storage = torch.empty(num_slots * slot_bytes(shape, dtype), dtype=torch.uint8, device=device)
+        storage = torch.empty(ring_bytes(num_slots, shape, dtype), dtype=torch.uint8, device=device)
         try:
             exported = storage.untyped_storage()._share_cuda_()
         except RuntimeError as error:
-            raise TransportError(f"CUDA IPC export failed: {error}") from None
-        handle = RingHandle(kind="cuda", cuda=tuple(exported), num_slots=num_slots, shape=shape, dtype=dtype)  # type: ignore[arg-type]
-        return RingOwner(handle, storage)
+            raise TransportError(f"CUDA IPC export failed: {_first_line(error)}") from None
+        return RingOwner(storage, {"kind": "cuda", "cuda": tuple(exported)}, num_slots, shape, dtype)
 
     def slot(self, index: int) -> Tensor:
+        """The slot as a tensor [rows, tokens, F·H]."""
         return self._slots[index]
 
     def close(self) -> None:
@@ -82,12 +95,18 @@ class RingOwner:
 
 
 class RingView:
-    """A drafter's mapping of one target's ring. `copy(i, into)` is the only use."""
+    """A drafter's mapping of one target's ring."""
 
     def __init__(self, handle: RingHandle, device: torch.device) -> None:
-        """Raises TransportError when the ring cannot be mapped, RefusedMessage when the handle is not sane."""
+        """Map the ring and check its pattern.
+
+        Raises RefusedMessage when the handle is not sane, TransportError when the ring cannot be mapped or is another.
+        """
         self.handle = handle
         storage = _map_shm(handle) if handle.kind == "shm" else _map_cuda(handle, device)
+        found = zlib.crc32(storage[-PROOF_BYTES:].cpu().numpy().tobytes())
+        if found != handle.checksum:
+            raise TransportError(f"the ring's pattern has checksum {found}; its handle says {handle.checksum}")
         self._slots = _views(storage, handle)
 
     def slot(self, index: int) -> Tensor:
@@ -99,7 +118,17 @@ class RingView:
             raise RefusedMessage(f"slot {index} of a ring of {len(self._slots)}")
         return self._slots[index]
 
+    def rate(self, buffer: Tensor) -> float:
+        """Bytes per second of one copy of a slot into `buffer`, after one to warm up."""
+        for _ in range(2):
+            began = time.perf_counter()
+            buffer.copy_(self._slots[0])
+            if buffer.is_cuda:
+                torch.cuda.current_stream(buffer.device).synchronize()
+        return buffer.nbytes / max(1e-9, time.perf_counter() - began)
+
     def close(self) -> None:
+        """Drop the mapping."""
         self._slots = []
 
 
@@ -109,42 +138,39 @@ def _views(storage: Tensor, handle: RingHandle) -> list[Tensor]:
     return [t.view(handle.shape) for t in typed]
 
 
+def _open_shm(path: Path, size: int) -> Tensor:
+    """Map the file; where there is a GPU its pages are pinned, so that copies run at the bus's rate."""
+    storage = torch.from_file(str(path), shared=True, size=size, dtype=torch.uint8)
+    if torch.cuda.is_available():
+        torch.cuda.cudart().cudaHostRegister(storage.data_ptr(), size, 0)
+    return storage
+
+
 def _map_shm(handle: RingHandle) -> Tensor:
     path = Path(handle.path)
     if path.parent != SHM or not path.name.startswith(PREFIX):
         raise RefusedMessage(f"ring path {handle.path!r} is not one of ours")
-    size = handle.num_slots * slot_bytes(handle.shape, handle.dtype)
+    size = ring_bytes(handle.num_slots, handle.shape, handle.dtype)
     try:
         info = path.stat()
     except FileNotFoundError:
         raise TransportError(f"ring {handle.path} is gone") from None
     if info.st_uid != os.getuid() or info.st_size != size:
         raise RefusedMessage(f"ring {handle.path} has {info.st_size} bytes; its handle says {size}")
-    return torch.from_file(str(path), shared=True, size=size, dtype=torch.uint8)
+    return _open_shm(path, size)
 
 
 def _map_cuda(handle: RingHandle, device: torch.device) -> Tensor:
     _, *rest = handle.cuda
+    size = ring_bytes(handle.num_slots, handle.shape, handle.dtype)
     try:
         storage = torch.UntypedStorage._new_shared_cuda(device.index or 0, *rest)
     except (RuntimeError, TypeError) as error:
-        raise TransportError(f"CUDA IPC import failed: {error}") from None
-    size = handle.num_slots * slot_bytes(handle.shape, handle.dtype)
+        raise TransportError(f"CUDA IPC import failed: {_first_line(error)}") from None
     if storage.nbytes() < size:
-        raise RefusedMessage(f"ring has {storage.nbytes()} bytes; its handle says {size}")
+        raise RefusedMessage(f"the ring has {storage.nbytes()} bytes; its handle says {size}")
     return torch.empty(0, dtype=torch.uint8, device=device).set_(storage)[:size]
 
 
-def write_pattern(slot: Tensor, seed: int) -> int:
-    """Fill the head of a slot with a pattern and return its checksum: what the connect-time proof compares."""
-    flat = slot.view(-1).view(torch.uint8)[:PROOF_BYTES]
-    generator = torch.Generator().manual_seed(seed)
-    pattern = torch.randint(0, 256, (flat.numel(),), dtype=torch.uint8, generator=generator)
-    flat.copy_(pattern)
-    return zlib.crc32(pattern.numpy().tobytes())
-
-
-def read_checksum(slot: Tensor) -> int:
-    """Checksum of the head of a slot."""
-    flat = slot.view(-1).view(torch.uint8)[:PROOF_BYTES]
-    return zlib.crc32(flat.cpu().numpy().tobytes())
+def _first_line(error: Exception) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0][:300]
