@@ -53,9 +53,8 @@ class ChatFormat:
             return text, [(start, end) for start, end in spans if start < end]
         text = self.render(messages)
         turns = [i for i, message in enumerate(messages) if message["role"] == "assistant"]
-        spans = _walk(text, self._pieces(messages, turns, text), [messages[i]["content"] for i in turns])
-        if spans is None:
-            spans = [self._locate(text, messages, i) for i in turns]
+        found = _walk(text, self._pieces(messages, turns, text), [messages[i]["content"] for i in turns])
+        spans = found if found is not None else [self._locate(text, messages, i) for i in turns]
         lead = self._lead
         return text, [(start - len(lead) if text.endswith(lead, 0, start) else start, end) for start, end in spans]
 
@@ -75,11 +74,12 @@ class ChatFormat:
 
     def _render(self, messages: Sequence[Message], **options: Any) -> tuple[str, list[Span]]:
         try:
-            texts, spans = render_jinja_template(
+            rendered: Any = render_jinja_template(
                 conversations=[list(messages)], chat_template=self.template, **options, **self._special
             )
         except (jinja2.TemplateError, TypeError, ValueError) as error:
             raise BadRow("the chat template refuses it", str(error)) from None
+        texts, spans = rendered
         return texts[0], spans[0] if spans else []
 
     def _pieces(self, messages: Sequence[Message], turns: list[int], text: str) -> list[str]:

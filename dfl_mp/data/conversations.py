@@ -135,7 +135,7 @@ def parse_row(row: dict[str, Any]) -> tuple[dict[str, str], ...]:
         raise BadRow("neither messages nor conversations", ", ".join(row))
     if not isinstance(turns, list) or not turns:
         raise BadRow("no turns")
-    messages = tuple(_parse_turn(turn, role_key, text_key) for turn in turns)
+    messages = tuple(parse_turn(turn, role_key, text_key) for turn in turns)
     system = row.get("system")
     if isinstance(system, str) and system and messages[0]["role"] != "system":
         messages = ({"role": "system", "content": _checked_text(system)}, *messages)
@@ -144,7 +144,8 @@ def parse_row(row: dict[str, Any]) -> tuple[dict[str, str], ...]:
     return messages
 
 
-def _parse_turn(turn: Any, role_key: str, text_key: str) -> dict[str, str]:
+def parse_turn(turn: Any, role_key: str, text_key: str) -> dict[str, str]:
+    """One turn with the template's role name, from either spelling of its keys. Raises BadRow."""
     if not isinstance(turn, dict):
         raise BadRow("a turn is not an object", type(turn).__name__)
     if role_key not in turn and text_key not in turn:  # some files mix the two spellings

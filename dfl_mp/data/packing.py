@@ -78,7 +78,7 @@ def split_slots(wanted: np.ndarray, slots: int) -> np.ndarray:
         return wanted.astype(np.int64)
     more = wanted - 1
     exact = more * (slots - len(wanted)) / more.sum()
-    share = np.floor(exact).astype(np.int64)
+    share: np.ndarray = np.floor(exact).astype(np.int64)
     left = slots - len(wanted) - int(share.sum())
     share[np.argsort(share - exact, kind="stable")[:left]] += 1
     return share + 1

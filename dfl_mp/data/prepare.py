@@ -22,7 +22,7 @@ from dfl_mp.data.conversations import Conversation, find_file, read_conversation
 from dfl_mp.data.mask_token import choose_mask_token
 from dfl_mp.data.packing import Rows, choose_slots, pack_epoch, plan_rows
 from dfl_mp.data.packs import FORMAT, PackShape, PackStore
-from dfl_mp.data.prompts import read_prompts, write_prompts
+from dfl_mp.data.prompts import Prompt, read_prompts, write_prompts
 from dfl_mp.data.report import Progress, Report
 from dfl_mp.data.summary import anchor_counts, token_counts
 from dfl_mp.data.tokenize import ChatTokenizer, Document, Tally, tokenize
@@ -97,7 +97,8 @@ def _load(folder: Path) -> PreparedData:
 def _make(config: Config, target: TargetSpec, tokenizers: tuple[Any, ChatTokenizer], out: tuple[Path, Say]) -> None:
     (tokenizer, chat), (stage, say) = tokenizers, out
     conversations, read = read_conversations(config.data.path, config.data.max_documents)
-    prompts, prompt_report = [], Report()
+    prompts: list[Prompt] = []
+    prompt_report = Report()
     if config.data.prompts is not None:
         trained_on = {conversation.first_user_turn for conversation in conversations}
         room = target.max_position_embeddings - config.eval.max_new_tokens

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from dfl_mp.data.chat import Message
-from dfl_mp.data.conversations import ROLES, BadRow, find_file, parse_json, read_lines
+from dfl_mp.data.conversations import BadRow, find_file, parse_json, parse_turn, read_lines
 from dfl_mp.data.report import Report
 from dfl_mp.data.tokenize import ChatTokenizer
 from dfl_mp.errors import ConfigError
@@ -38,7 +38,8 @@ def read_prompts(
     Dropped and counted: bad rows, prompts longer than `most_tokens`, and those that are a first user turn of the
     training data (`trained_on`). Raises ConfigError naming `data.prompts` when there is no file or nothing is left.
     """
-    report, found = Report(), []
+    report = Report()
+    found: list[Prompt] = []
     for line, raw in read_lines(find_file(path, "data.prompts", "heldout.jsonl"), "data.prompts"):
         if len(found) >= most:
             break
@@ -62,24 +63,21 @@ def read_prompts(
 
 
 def parse_prompt(row: dict[str, Any]) -> list[Message]:
-    """The messages up to and including the first user turn. Raises BadRow."""
-    if isinstance(row.get("prompt"), str):
+    """The messages up to and including the first user turn, whatever follows. Raises BadRow."""
+    if "prompt" in row:
         turns: Any = [{"role": "user", "content": row["prompt"]}]
     elif isinstance(row.get("turns"), list):
         turns = [{"role": "user", "content": text} for text in row["turns"][:1]]
     else:
-        turns = row.get("messages")
-    messages = []
+        turns = row.get("messages", row.get("conversations"))
+    messages: list[Message] = []
     for turn in turns if isinstance(turns, list) else ():
-        role = ROLES.get(str(turn.get("role"))) if isinstance(turn, dict) else None
-        if role not in ("system", "developer", "user") or not isinstance(turn.get("content"), str):
+        messages.append(parse_turn(turn, "role", "content"))
+        if messages[-1]["role"] in ("assistant", "tool") or not messages[-1]["content"].strip():
             break
-        messages.append({"role": role, "content": turn["content"]})
-        if role == "user":
-            if not turn["content"].strip():
-                break
+        if messages[-1]["role"] == "user":
             return messages
-    raise BadRow("no prompt, turns or messages that begin with a user", ", ".join(row))
+    raise BadRow("no prompt, turns or messages that begin with a question", ", ".join(row))
 
 
 def write_prompts(folder: Path, prompts: Sequence[Prompt]) -> None:
