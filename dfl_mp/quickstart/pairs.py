@@ -1,6 +1,6 @@
-"""From entries to (prompt, answer) pairs: five kinds of question, each in a few wordings.
+"""From entries to (prompt, answer) pairs: six kinds of question, each in a few wordings.
 
-The answers to parameters and call follow from the prompt; the other three have to be known. A model of a few million
+The answers to parameters and call follow from the prompt; the others have to be known in part. A model of a few million
 parameters learns the first and imitates the second, which is what a drafter then has to predict.
 """
 
@@ -17,6 +17,7 @@ WORDINGS = {
     "document": ("Document the {kind} `{call}`.", "Write a docstring for `{call}`.", "Write a stub of `{call}`."),
     "parameters": ("List the parameters of `{call}`.", "Which parameters does `{call}` take?"),
     "call": ("Show how to call `{call}` from `{module}`.", "Give an example that calls `{call}` from `{module}`."),
+    "help": ("Help on `{call}` from `{module}`.", "Tell me all about the {kind} `{call}` of `{module}`."),
     "complete": ("Complete this docstring of `{path}`: {start}", "Go on, for `{path}`: {start}"),
 }
 
@@ -95,15 +96,17 @@ def stub(entry: Entry) -> str:
 
 
 def pairs_of(entry: Entry) -> list[Pair]:
-    """The five pairs of one entry; `complete` is left out where the docstring is too short to be cut."""
+    """The pairs of one entry; `complete` is left out where the docstring is too short to be cut."""
     path, call = f"{entry.module}.{entry.name}", f"{entry.name}({entry.signature})"
+    first, about = entry.doc.split("\n\n")[0], f"`{entry.name}` is a {entry.kind} of `{entry.module}`."
     answers = {
-        "describe": f"`{entry.name}` is a {entry.kind} of `{entry.module}`.\n\n{entry.doc}",
+        "describe": f"{about}\n\n{entry.doc}",
         "document": stub(entry),
         "parameters": parameters(entry, call),
         "call": example(entry),
     }
-    words = entry.doc.split("\n\n")[0].split(" ")
+    answers["help"] = "\n\n".join([about, first, answers["parameters"], answers["call"]])
+    words = first.split(" ")
     if len(words) >= 8:
         answers["complete"] = " ".join(words)
     fields = {"path": path, "kind": entry.kind, "call": call, "module": entry.module}

@@ -169,4 +169,5 @@ def test_pairs_state_parameters_and_call() -> None:
     )
     assert "path = Path()\nresult = path.glob(pattern, recurse=True, **kw)" in made["call"].answer
     assert "def glob(self, pattern, *, recurse=True, **kw):" in made["document"].answer
+    assert made["help"].answer.endswith(f"\n\n{made['parameters'].answer}\n\n{made['call'].answer}")
     assert "complete" not in made
