@@ -3,10 +3,16 @@ PYTHON ?= python3
 PY := .venv/bin/python
 ARGS ?=
 
-.PHONY: train test check help
+.PHONY: help train test check
+
+help:
+	@echo 'make train ARGS="..."   train a drafter; without ARGS the quickstart, minutes on a laptop without a GPU'
+	@echo 'make test               all tests that need no GPU'
+	@echo 'make check              format, lint, types and tests, as CI runs them'
+	@echo 'make train ARGS=--help  experiments and overrides, e.g. ARGS="optim.lr=1e-4 cluster.drafters=2"'
 
 train: .venv/ready
-	@$(PY) -m launcher train $(ARGS)
+	@exec $(PY) -m launcher train $(ARGS)
 
 test: .venv/ready
 	@$(PY) -m pytest -m "not gpu" $(ARGS)
@@ -17,8 +23,17 @@ check: .venv/ready
 	@$(PY) -m mypy
 	@$(PY) -m pytest -m "not gpu" $(ARGS)
 
+# An installation that was cut off leaves `.venv/unfinished`: the next one begins from nothing.
 .venv/ready: pyproject.toml constraints.txt
-	@test -x $(PY) || $(PYTHON) -m venv .venv
+	@$(PYTHON) -c 'import sys; sys.version_info >= (3, 11) or sys.exit("error: Python 3.11 or newer is needed; give it as make PYTHON=...")'
+	@test ! -e .venv/unfinished && $(PY) -m pip --version >/dev/null 2>&1 || $(PYTHON) -m venv --clear .venv
+	@touch .venv/unfinished
 	@echo "installing into .venv (once) ..."
 	@$(PY) -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[test]"
-	@touch $@
+	@$(PY) -c "import hydra, pydantic, pytest, torch, transformers, zmq"
+	@rm .venv/unfinished && touch $@
+
+# `.venv/ready` in a `.venv` that has lost its interpreter means nothing.
+ifeq ($(wildcard $(PY)),)
+.PHONY: .venv/ready
+endif

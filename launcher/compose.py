@@ -1,0 +1,79 @@
+"""From Hydra overrides to the one typed config: Hydra composes the YAML of `conf/`, `dfl_mp.config.parse` checks it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from dfl_mp.config import Config, parse
+from dfl_mp.errors import ConfigError
+
+REPO = Path(__file__).resolve().parent.parent
+CONF = REPO / "conf"
+
+
+def compose_tree(overrides: Sequence[str]) -> Any:
+    """The composed OmegaConf tree; missing values (`???`) may still be in it.
+
+    Raises ConfigError with Hydra's reason in one line.
+    """
+    from hydra import compose, initialize_config_dir
+    from hydra.errors import HydraException
+    from omegaconf.errors import OmegaConfBaseException
+
+    try:
+        with initialize_config_dir(config_dir=str(CONF), version_base="1.3"):
+            return compose("config", overrides=list(overrides))
+    except (HydraException, OmegaConfBaseException) as error:
+        raise ConfigError(_one_line(error)) from None
+
+
+def load(overrides: Sequence[str]) -> Config:
+    """The config of a run.
+
+    Raises ConfigError: a wrong override, a value that has to be given, a field that the typed tree refuses.
+    """
+    from omegaconf import OmegaConf
+    from omegaconf.errors import OmegaConfBaseException
+
+    tree = compose_tree(overrides)
+    missing = sorted(OmegaConf.missing_keys(tree))
+    if missing:
+        raise ConfigError("; ".join(f"{field}: has to be given, as {field}=..." for field in missing))
+    try:
+        plain = OmegaConf.to_container(tree, resolve=True)
+    except OmegaConfBaseException as error:
+        raise ConfigError(_one_line(error)) from None
+    assert isinstance(plain, dict)
+    return parse({str(key): value for key, value in plain.items()})
+
+
+def to_yaml(overrides: Sequence[str]) -> str:
+    """The composed tree as YAML."""
+    from omegaconf import OmegaConf
+
+    return OmegaConf.to_yaml(compose_tree(overrides))
+
+
+def experiments() -> dict[str, str]:
+    """Name of each experiment -> the first line of its comment."""
+    found = {}
+    for path in sorted((CONF / "experiment").glob("*.yaml")):
+        comments = (line[1:].strip() for line in path.read_text().splitlines() if line.startswith("#"))
+        found[path.stem] = next((text for text in comments if not text.startswith("@package")), "")
+    return found
+
+
+def groups() -> dict[str, list[str]]:
+    """Config groups and their choices, without the experiments."""
+    folders = (path for path in sorted(CONF.iterdir()) if path.is_dir() and path.name != "experiment")
+    return {folder.name: sorted(file.stem for file in folder.glob("*.yaml")) for folder in folders}
+
+
+def _one_line(error: Exception) -> str:
+    cause = error.__cause__
+    text = f"{error} {cause}" if cause is not None and str(cause) not in str(error) else str(error)
+    lines = (line.strip() for line in text.splitlines())
+    text = " ".join(line for line in lines if line and not line.startswith(("full_key:", "object_type=")))
+    return text.split(" Config search path:")[0].split(" See https://hydra.cc")[0]

@@ -1,0 +1,82 @@
+"""What this machine offers: cores, and the GPUs that the user lets us see. No torch: nvidia-smi is asked."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+ASK_WITHIN_S = 30.0
+OCCUPIED_MIB = 1024
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """`name` is what CUDA_VISIBLE_DEVICES takes (an index in bus order, or the UUID that the user gave)."""
+
+    name: str
+    free_mib: int
+    total_mib: int
+    busy_by: str = ""
+    """Who holds more than a GiB of it; empty when it is free."""
+
+
+@dataclass(frozen=True)
+class Machine:
+    num_cores: int
+    gpus: tuple[Gpu, ...] = ()
+
+    @property
+    def free_gpus(self) -> tuple[Gpu, ...]:
+        return tuple(gpu for gpu in self.gpus if not gpu.busy_by)
+
+
+def look(environment: Mapping[str, str] = os.environ) -> Machine:
+    """The machine as this process may use it."""
+    cores = len(os.sched_getaffinity(0))
+    visible = environment.get("CUDA_VISIBLE_DEVICES")
+    if visible is not None and visible.strip() in ("", "-1"):
+        return Machine(cores)
+    devices = _ask("--query-gpu=index,uuid,memory.used,memory.free,memory.total")
+    if not devices:
+        return Machine(cores)
+    return Machine(cores, read_gpus(devices, _ask("--query-compute-apps=gpu_uuid,pid,process_name"), visible))
+
+
+def read_gpus(devices: list[list[str]], processes: list[list[str]], visible: str | None) -> tuple[Gpu, ...]:
+    """GPUs from rows of nvidia-smi (index, uuid, used, free, total in MiB; uuid, pid, name), in the user's order.
+
+    `visible` is CUDA_VISIBLE_DEVICES: indices, UUIDs or beginnings of UUIDs; as in CUDA, the first unknown entry ends it.
+    """
+    gpus: dict[str, Gpu] = {}
+    for index, uuid, used, free, total in devices:
+        holders = [f"process {pid} ({name})" for owner, pid, name in processes if owner == uuid]
+        busy = (", ".join(holders) or f"{used} MiB in use") if int(used) > OCCUPIED_MIB else ""
+        gpus[uuid] = Gpu(index, int(free), int(total), busy)
+    if visible is None:
+        return tuple(gpus.values())
+    chosen = []
+    for entry in (part.strip() for part in visible.split(",")):
+        match = [
+            u for u, gpu in gpus.items() if gpu.name == entry or (entry.startswith("GPU-") and u.startswith(entry))
+        ]
+        if len(match) != 1:
+            break
+        chosen.append(gpus[match[0]])
+    return tuple(chosen)
+
+
+def _ask(query: str) -> list[list[str]]:
+    """Rows of one nvidia-smi query; none where there is no such tool or no driver."""
+    if shutil.which("nvidia-smi") is None:
+        return []
+    command = ["nvidia-smi", query, "--format=csv,noheader,nounits"]
+    try:
+        answer = subprocess.run(command, capture_output=True, text=True, timeout=ASK_WITHIN_S)
+    except subprocess.TimeoutExpired:
+        return []
+    if answer.returncode != 0:
+        return []
+    return [[cell.strip() for cell in line.split(",")] for line in answer.stdout.splitlines() if line.strip()]

@@ -1,0 +1,37 @@
+"""Ctrl-C and SIGTERM as input of a loop: a descriptor that becomes readable, never an exception at a random point."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+from types import FrameType
+
+
+class Signals:
+    """While open, SIGINT, SIGTERM and SIGHUP only make `fd` readable."""
+
+    def __init__(self) -> None:
+        self.fd, self._write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        self._before_fd = signal.set_wakeup_fd(self._write, warn_on_full_buffer=False)
+        wanted = [signal.SIGINT, signal.SIGTERM]
+        if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:
+            wanted.append(signal.SIGHUP)
+        self._before = {number: signal.signal(number, _nothing) for number in wanted}
+
+    def taken(self) -> int:
+        """How many have come since the last call."""
+        with contextlib.suppress(BlockingIOError):
+            return sum(byte in self._before for byte in os.read(self.fd, 4096))
+        return 0
+
+    def close(self) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+        signal.set_wakeup_fd(self._before_fd)
+        os.close(self.fd)
+        os.close(self._write)
+
+
+def _nothing(number: int, frame: FrameType | None) -> None:
+    """A handler, so that the signal is caught."""

@@ -1,0 +1,267 @@
+"""The life of a run: prepare, train, evaluate; starts every process, watches it, starts it again or ends them all."""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections.abc import Iterable, Mapping
+
+from dfl_mp import blackbox
+from dfl_mp.config import Config
+from dfl_mp.errors import ConfigError, WorkerFailed
+from dfl_mp.log import read_lines
+from dfl_mp.messages import Alive, Died, Finished, KillWorker, Message, Progress, Shutdown, Started, is_worker
+from dfl_mp.specs import Prepared
+from launcher import stop
+from launcher.child import Child
+from launcher.console import Console
+from launcher.crew import MODULES, Crew
+from launcher.plan import Placement, Plan
+from launcher.policy import restart_at
+from launcher.post import Post
+from launcher.run_dir import RunDir, first_incarnation
+from launcher.signals import Signals
+from launcher.stop import Interrupted
+
+TURN_S = 0.5
+"""Longest wait of one turn of the loop: worker start-up and restarts are looked at this often."""
+HURRIED_TURN_S = 0.05
+"""The same while the coordinator has not been greeted."""
+
+
+class Supervisor:
+    """One run.
+
+    consumes: deaths of workers (pidfds), messages of the coordinator, signals of the user
+    waits for: any of them at one place, `_wait`, never longer than a turn
+    unblocked by: every worker's exit, by itself or by the stop ladder; each phase has its deadline
+    produces: processes, Alive / Started / Died / Shutdown to the coordinator, events, lines on the console
+    """
+
+    def __init__(
+        self, run: RunDir, config: Config, plan: Plan, signals: Signals, modules: Mapping[str, str] = MODULES
+    ) -> None:
+        self.run = run
+        self.config = config
+        self.plan = plan
+        self.console = Console(config.run.progress_every_s)
+        self.crew = Crew(run.path, first_incarnation(run.path), modules)
+        self._places: dict[str, Placement] = {place.name: place for place in plan.workers}
+        self._signals = signals
+        self._post = Post(run.path, self._greeting)
+        self._post.watch(signals.fd)
+        self._deaths: dict[str, list[float]] = {}
+        """Times of each worker's deaths since the last committed step."""
+        self._due: dict[str, float] = {}
+        """When to start a dead worker again."""
+        self._step = 0
+        self._verdict: str | None = None
+        """What Finished said."""
+
+    # ---- phases --------------------------------------------------------------------------------------------------
+
+    def prepare(self) -> None:
+        """Check target and data. Raises ConfigError with what the worker says is wrong, WorkerFailed, Interrupted."""
+        done = self._alone("prepare", self.config.deadline.prepare)
+        for line in done.log_lines():
+            if line.startswith("data: "):
+                self.console.say(line)
+
+    def train(self) -> None:
+        """Until every step is committed and saved. Raises ConfigError, WorkerFailed, Interrupted; no worker is left."""
+        for name in ("coordinator", *self._places):
+            self._start(name)
+        try:
+            while self._verdict is None:
+                self._turn()
+        except (Interrupted, ConfigError, WorkerFailed) as error:
+            self._shut_down(str(error) or "interrupted")
+            raise
+        stop.climb(self.crew, stop.by_themselves(self.config.deadline.stop), self._stopping_turn)
+        if self._verdict:
+            raise WorkerFailed(self._verdict)
+
+    def evaluate(self) -> None:
+        """Export, and measure acceptance by real decoding. Raises ConfigError, WorkerFailed, Interrupted."""
+        self._alone("evaluator", self.config.deadline.evaluate)
+
+    def close(self) -> None:
+        """Whatever happened: no process is left."""
+        stop.climb(self.crew, stop.KILL, lambda within: self._bury(within, heed_signals=False))
+        for child in self.crew.alive.values():
+            self.console.say(f"{child.name} (process {child.process.pid}) does not end; the kernel holds it")
+        self._post.close()
+        self.crew.close()
+
+    # ---- one process in the foreground -----------------------------------------------------------------------------
+
+    def _alone(self, name: str, within: float) -> Child:
+        child = self._start(name)
+        while name in self.crew.alive:
+            self._bury(TURN_S)
+            self.console.waiting(child)
+            if child.age > within:
+                self._kill_stuck(child, f"not done after {within:.0f} s")
+        if child.code == 2:
+            raise ConfigError(_complaint(child))
+        if child.code != 0:
+            raise WorkerFailed(_report([child]))
+        return child
+
+    # ---- the loop of training ----------------------------------------------------------------------------------------
+
+    def _turn(self) -> None:
+        if self._post.broken:
+            self._post.anew()
+        greeted = self._post.greet()
+        for message in self._wait(TURN_S if greeted else HURRIED_TURN_S):
+            self._on_message(message)
+        for child in self._bury(0):
+            self._on_death(child)
+        self._start_due()
+        self._look_at_starts()
+        self.console.tick([child for child in self.crew.alive.values() if is_worker(child.id)])
+
+    def _on_message(self, message: Message) -> None:
+        match message:
+            case Progress():
+                self.console.progress(message)
+                if message.step > self._step:
+                    self._step = message.step
+                    self._deaths.clear()
+            case KillWorker():
+                for child in self.crew.alive.values():
+                    if child.id == message.worker:
+                        self._kill_stuck(child, message.reason)
+            case Finished():
+                self._verdict = message.error
+
+    def _on_death(self, child: Child) -> None:
+        if child.name == "coordinator":
+            if self._verdict is not None or (child.code == 0 and self._all_committed()):
+                self._verdict = self._verdict or ""
+                return
+            self._post.anew()
+        else:
+            ready, pack = blackbox.read(self.run.path, child.id)
+            if not ready and child.own_doing and not child.stuck and self.crew.first_incarnation(child):
+                if child.code == 2:
+                    raise ConfigError(_complaint(child))
+                raise WorkerFailed(f"{child.name} failed to start\n{_report([child])}")
+            self._post.tell(Died(worker=child.id, suspect=pack if child.own_doing else None))
+        if self._verdict is None:
+            self._plan_restart(child)
+
+    def _plan_restart(self, child: Child) -> None:
+        now = time.monotonic()
+        deaths = self._deaths.setdefault(child.name, [])
+        deaths.append(now)
+        at = restart_at(deaths, self.config.cluster.restarts_per_worker)
+        if at is None:
+            newest = {fallen.name: fallen for fallen in self.crew.fallen if fallen.name in self._deaths}
+            raise WorkerFailed(
+                f"{child.name} died {len(deaths)} times without a step in between\n{_report(newest.values())}"
+            )
+        self._due[child.name] = at
+        pause = f" in {at - now:.1f} s" if at > now else ""
+        self.console.say(f"{child.name}: {child.how_it_ended()}; starts again{pause} (see {child.log})")
+
+    def _start_due(self) -> None:
+        for name in [name for name, at in self._due.items() if at <= time.monotonic()]:
+            del self._due[name]
+            child = self._start(name)
+            if is_worker(child.id):
+                self._post.tell(Started(worker=child.id))
+
+    def _look_at_starts(self) -> None:
+        """Note who has become ready; a start that lasts too long counts as stuck."""
+        for child in self.crew.alive.values():
+            if child.ready or not is_worker(child.id):
+                continue
+            child.ready = blackbox.read(self.run.path, child.id)[0]
+            if child.ready:
+                self.crew.note("worker_ready", child)
+            elif child.age > self.config.deadline.start:
+                self._kill_stuck(child, f"not ready after {child.age:.0f} s")
+
+    def _kill_stuck(self, child: Child, reason: str) -> None:
+        if not child.stuck:
+            child.stuck = reason
+            child.signal_group(signal.SIGKILL)
+
+    # ---- the end -----------------------------------------------------------------------------------------------------
+
+    def _shut_down(self, reason: str) -> None:
+        """Ask the coordinator to save and stop; who has nothing to save, or does not stop in time, is made to."""
+        try:
+            self.console.say("stopping ...")
+            self._post.tell(Shutdown(reason=reason[:4096]))
+            began = time.monotonic()
+            until = began + self.config.deadline.stop
+            for child in self.crew.alive.values():
+                if is_worker(child.id) and not child.ready:
+                    child.signal_group(signal.SIGTERM)
+            while self._verdict is None and "coordinator" in self.crew.alive and time.monotonic() < until:
+                self._stopping_turn(min(TURN_S, until - time.monotonic()))
+                if self.console.saving:
+                    until = min(time.monotonic() + self.config.deadline.stop, began + self.config.deadline.save)
+            asked = self._verdict is not None
+            ladder = stop.by_themselves(self.config.deadline.stop) if asked else stop.TERM
+            stop.climb(self.crew, ladder, self._stopping_turn)
+        except Interrupted:
+            stop.climb(self.crew, stop.KILL, lambda within: self._bury(within, heed_signals=False))
+
+    def _stopping_turn(self, within: float) -> None:
+        for message in self._wait(within):
+            self._on_message(message)
+        for child in self._bury(0):
+            if is_worker(child.id):
+                self._post.tell(Died(worker=child.id, suspect=None))
+
+    # ---- what all of it stands on --------------------------------------------------------------------------------
+
+    def _wait(self, within: float, heed_signals: bool = True) -> list[Message]:
+        messages = self._post.collect(within)
+        if self._signals.taken() and heed_signals:
+            raise Interrupted
+        return messages
+
+    def _bury(self, within: float, heed_signals: bool = True) -> list[Child]:
+        if within > 0:
+            self._wait(within, heed_signals)
+        dead = self.crew.bury()
+        for child in dead:
+            self._post.unwatch(child.pidfd)
+        return dead
+
+    def _start(self, name: str) -> Child:
+        place = self._places.get(name)
+        if name == "evaluator" and self.plan.targets:
+            place = self.plan.targets[0]
+        child = self.crew.start(name, place, self.plan.threads)
+        self._post.watch(child.pidfd)
+        return child
+
+    def _greeting(self) -> list[Message]:
+        """Who lives, and who has died under the eyes of a coordinator that may not have heard of it."""
+        alive = tuple(child.id for child in self.crew.alive.values() if is_worker(child.id))
+        fallen = [child.id for child in self.crew.fallen if is_worker(child.id)]
+        return [Alive(workers=alive), *(Died(worker=worker, suspect=None) for worker in fallen)]
+
+    def _all_committed(self) -> bool:
+        steps = Prepared.read(self.run.path / "prepared.json").num_steps
+        return len(read_lines(self.run.path / "metrics.jsonl")) >= steps
+
+
+def _report(children: Iterable[Child]) -> str:
+    """The last words of dead workers, with where to read more."""
+    parts = []
+    for child in children:
+        parts.append(f"{child.name}: {child.how_it_ended()}; the end of {child.log}:\n{child.last_words()}")
+    return "\n\n".join(parts)
+
+
+def _complaint(child: Child) -> str:
+    """What a worker that exited with 2 says is wrong."""
+    lines = [line for line in child.log_lines() if line.startswith("error: ")]
+    return lines[-1].removeprefix("error: ") if lines else f"{child.name} refused the input; see {child.log}"

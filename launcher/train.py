@@ -1,0 +1,95 @@
+"""`python -m launcher train`: config, plan and folder, then the supervisor; the run's end in words and exit code."""
+
+from __future__ import annotations
+
+import shlex
+import time
+from collections.abc import Mapping, Sequence
+
+from dfl_mp.errors import ConfigError, WorkerFailed
+from launcher import compose, machine, summary
+from launcher.crew import MODULES
+from launcher.plan import Plan, plan
+from launcher.run_dir import RunDir, open_run
+from launcher.signals import Signals
+from launcher.stop import Interrupted
+from launcher.supervisor import Supervisor
+
+
+def main(overrides: Sequence[str], modules: Mapping[str, str] = MODULES) -> int:
+    """Train; returns 0 done, 1 failed or stopped.
+
+    Raises ConfigError when the user's input is wrong.
+    """
+    signals = Signals()
+    try:
+        config = compose.load(overrides)
+        placed = plan(config.cluster, machine.look(), config.train.packs_per_step)
+        run, config = open_run(config)
+        try:
+            return _supervise(Supervisor(run, config, placed, signals, modules), overrides)
+        finally:
+            run.close()
+    finally:
+        signals.close()
+
+
+def _supervise(supervisor: Supervisor, overrides: Sequence[str]) -> int:
+    run, config, say = supervisor.run, supervisor.config, supervisor.console.say
+    note = supervisor.crew.note
+    began = time.monotonic()
+    reason = "failed"
+    try:
+        say(f"{'resuming' if run.resumed else 'run'} {run.path}")
+        _describe(supervisor)
+        note("run_started", resumed=run.resumed, workers=[place.name for place in supervisor.plan.workers])
+        _phases(supervisor)
+        reason = "done"
+    except Interrupted:
+        reason = "interrupted"
+        say(f"stopped{_at(supervisor)}; resume with: make train ARGS={shlex.quote(_again(run, overrides))}")
+    except WorkerFailed as error:
+        say(f"error: {error}")
+        say(f"failed{_at(supervisor)}; logs are in {run.logs}")
+    except ConfigError:
+        reason = "wrong input"
+        raise
+    finally:
+        note("run_stopped", reason=reason, seconds=time.monotonic() - began)
+        supervisor.close()
+    if reason != "done":
+        return 1
+    result = summary.summarize(run.path, config, time.monotonic() - began)
+    say("\n".join(summary.last_lines(run.path, result)))
+    return 0
+
+
+def _phases(supervisor: Supervisor) -> None:
+    supervisor.prepare()
+    supervisor.train()
+    supervisor.evaluate()
+
+
+def _describe(supervisor: Supervisor) -> None:
+    supervisor.console.say(_plan_line(supervisor.plan))
+    for note in supervisor.plan.notes:
+        supervisor.console.say(note)
+
+
+def _plan_line(placed: Plan) -> str:
+    """`1 target and 2 drafters: target-0 on GPU 0, drafter-0 on GPU 1, ...`, or `... on CPU`"""
+    counts = f"{len(placed.targets)} target{'s'[: len(placed.targets) != 1]} and "
+    counts += f"{len(placed.drafters)} drafter{'s'[: len(placed.drafters) != 1]}"
+    if placed.workers[0].gpu is None:
+        return f"{counts} on CPU, {placed.threads} thread{'s'[: placed.threads != 1]} each"
+    return f"{counts}: " + ", ".join(f"{p.name} on GPU {p.gpu.name}" for p in placed.workers if p.gpu)
+
+
+def _at(supervisor: Supervisor) -> str:
+    steps = supervisor.console.steps
+    return "" if steps is None else f" after {steps} steps"
+
+
+def _again(run: RunDir, overrides: Sequence[str]) -> str:
+    words = [word for word in overrides if not word.startswith("run.dir=")]
+    return shlex.join([*words, f"run.dir={run.path}"])
