@@ -91,7 +91,7 @@ class TrainStep:
         self._make_optimizer()
         self._forward = drafter.forward
         if self.device.type == "cuda":
-            self._forward = torch.compile(drafter.forward, dynamic=False)
+            self._forward = torch.compile(drafter.forward, dynamic=False, fullgraph=True)
 
     def _make_optimizer(self) -> None:
         """AdamW over two flat parameters; moments and counters are one tensor each, so they travel as they are."""

@@ -219,3 +219,26 @@ def test_casting_the_drafter_does_not_round_its_frequencies() -> None:
 def test_wrong_specs_are_named(changes: dict[str, Any], field: str) -> None:
     with pytest.raises(ConfigError, match=field):
         Drafter(make_spec(**changes))
+
+
+@pytest.mark.parametrize("attention", ["dense", "flex"])
+def test_packs_of_one_shape_share_one_graph(attention: str) -> None:
+    """Traced whole, once, whatever anchors and documents the next pack has; flex has no backward on a CPU."""
+    torch._dynamo.reset()
+    spec = make_spec(**SLIDING)
+    drafter, ends = make_drafter(spec, dtype=torch.float32), make_ends(dtype=torch.float32)
+    compiled = torch.compile(drafter.forward, backend="aot_eager", dynamic=False, fullgraph=True)
+    with torch.set_grad_enabled(attention == "dense"), torch._dynamo.config.patch(error_on_recompile=True):
+        for seed in (1, 2):
+            pack = make_pack(seed, 2, 60, 9)
+            features = make_features(pack, dtype=torch.float32)
+            blocks = make_blocks(pack, spec.block_size, spec.mask_token_id, 4.0)
+            hidden = compiled(
+                features,
+                ends.embed(blocks.ids_BNK.flatten(1)),
+                pack.position_BS,
+                blocks.positions_BNK.flatten(1),
+                make_masks(pack, blocks, spec, attention),
+            )
+            expected = hidden_of(drafter, ends, features, pack)
+            torch.testing.assert_close(hidden.view_as(expected), expected, rtol=1e-4, atol=1e-5)
