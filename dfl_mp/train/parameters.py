@@ -5,6 +5,9 @@ One all-reduce of `vector` carries gradients, denominator, statistics and the co
 
 from __future__ import annotations
 
+import math
+from dataclasses import dataclass
+
 from torch import Tensor, nn
 
 DENOMINATOR, LOSS, ANCHORS, ACCEPTED, LABELS, TOKENS, DATA_WAIT_S = range(7)
@@ -42,3 +45,46 @@ class FlatParameters:
     def parts(self, vector: Tensor) -> tuple[Tensor, Tensor]:
         """Matrices and norms of a [P] vector, as views."""
         return vector[: self.num_matrix], vector[self.num_matrix : self.num_parameters]
+
+
+@dataclass(frozen=True)
+class StepResult:
+    step: int
+    skipped: bool
+    """Denominator 0 or a non-finite sum: weights and moments stayed as they were."""
+    loss: float
+    """Σ w·CE / denominator; NaN when the denominator is 0."""
+    lr: float
+    grad_norm: float
+    """Of the divided gradient, before clipping."""
+    accept_len_est: float
+    """Teacher-forced acceptance length at the anchors, bonus included; an estimate, never τ. NaN without anchors."""
+    denominator: float
+    anchors: int
+    labels: int
+    """Labels trained; a token may be the label of several blocks."""
+    tokens: int
+    """Tokens of data, padding not counted."""
+    data_wait_s: float
+    """Summed over the drafters."""
+    pack_counts: tuple[int, ...]
+    """How often pack i of the step is in the sum: all 1 in a whole step."""
+
+
+def step_result(step: int, skipped: bool, lr: float, grad_norm: float, tail: list[float]) -> StepResult:
+    """From the summed tail of `FlatParameters.vector`, on the host."""
+    denominator, anchors = tail[DENOMINATOR], tail[ANCHORS]
+    return StepResult(
+        step=step,
+        skipped=skipped,
+        loss=tail[LOSS] / denominator if denominator else math.nan,
+        lr=lr,
+        grad_norm=grad_norm,
+        accept_len_est=tail[ACCEPTED] / anchors if anchors else math.nan,
+        denominator=denominator,
+        anchors=round(anchors),
+        labels=round(tail[LABELS]),
+        tokens=round(tail[TOKENS]),
+        data_wait_s=tail[DATA_WAIT_S],
+        pack_counts=tuple(round(x) for x in tail[STATISTICS:]),
+    )

@@ -20,7 +20,7 @@ from dfl_mp.model.loss import weighted_cross_entropy
 from dfl_mp.model.mask import make_masks
 from dfl_mp.model.shapes import FrozenEnds, LossSums, PackTensors
 from dfl_mp.train import parameters as flat
-from dfl_mp.train.parameters import FlatParameters
+from dfl_mp.train.parameters import FlatParameters, StepResult, step_result
 from dfl_mp.train.schedule import learning_rate
 
 
@@ -36,30 +36,6 @@ class StepSettings:
     """"auto", "dense" or "flex"."""
     packs_per_step: int
     num_steps: int
-
-
-@dataclass(frozen=True)
-class StepResult:
-    step: int
-    skipped: bool
-    """Denominator 0 or a non-finite sum: weights and moments stayed as they were."""
-    loss: float
-    """Σ w·CE / denominator; NaN when the denominator is 0."""
-    lr: float
-    grad_norm: float
-    """Of the divided gradient, before clipping."""
-    accept_len_est: float
-    """Teacher-forced acceptance length at the anchors, bonus included; an estimate, never τ. NaN without anchors."""
-    denominator: float
-    anchors: int
-    labels: int
-    """Labels trained; a token may be the label of several blocks."""
-    tokens: int
-    """Tokens of data, padding not counted."""
-    data_wait_s: float
-    """Summed over the drafters."""
-    pack_counts: tuple[int, ...]
-    """How often pack i of the step is in the sum: all 1 in a whole step."""
 
 
 def choose_attention(attention: str, dtype: str, device: torch.device) -> str:
@@ -173,7 +149,7 @@ class TrainStep:
             self.optimizer.step()
         self.counters[2].fill_(step + 1)
         self.discard()
-        return _result(step, skipped, lr, grad_norm, tail)
+        return step_result(step, skipped, lr, grad_norm, tail)
 
     @torch.no_grad()
     def reset(self, seed: int) -> None:
@@ -205,21 +181,3 @@ class TrainStep:
         for name, tensor in own.items():
             tensor.copy_(tensors[name])
         self.discard()
-
-
-def _result(step: int, skipped: bool, lr: float, grad_norm: float, tail: list[float]) -> StepResult:
-    denominator, anchors = tail[flat.DENOMINATOR], tail[flat.ANCHORS]
-    return StepResult(
-        step=step,
-        skipped=skipped,
-        loss=tail[flat.LOSS] / denominator if denominator else math.nan,
-        lr=lr,
-        grad_norm=grad_norm,
-        accept_len_est=tail[flat.ACCEPTED] / anchors if anchors else math.nan,
-        denominator=denominator,
-        anchors=round(anchors),
-        labels=round(tail[flat.LABELS]),
-        tokens=round(tail[flat.TOKENS]),
-        data_wait_s=tail[flat.DATA_WAIT_S],
-        pack_counts=tuple(round(x) for x in tail[flat.STATISTICS :]),
-    )

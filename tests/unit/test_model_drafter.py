@@ -134,6 +134,20 @@ def test_decoding_on_a_cache_equals_the_training_form(changes: dict[str, Any]) -
         torch.testing.assert_close(hidden[0], trained[0, n], **EXACT)
 
 
+def test_a_cached_token_at_the_anchor_is_not_seen() -> None:
+    spec = make_spec()
+    drafter, ends = make_drafter(spec), make_ends()
+    pack = one_row([16], [5], 16)
+    features = make_features(pack)
+    ids, at = pack.tokens_BS[:, 5:9], torch.arange(5, 9)[None]
+    hidden = []
+    for committed in (5, 6):
+        cache = DrafterCache()
+        cache.append(drafter, features[:, :committed], pack.position_BS[:, :committed])
+        hidden.append(drafter.decode_block(ends.embed(ids), at, cache))
+    torch.testing.assert_close(hidden[0], hidden[1], **EXACT)
+
+
 def test_a_batched_cache_pads_rows_with_position_minus_one() -> None:
     spec = make_spec(**SLIDING)
     drafter, ends = make_drafter(spec), make_ends()

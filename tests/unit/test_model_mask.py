@@ -60,6 +60,14 @@ def test_block_mask_has_the_layout_of_torch(shape: tuple[int, int, int]) -> None
         assert (a.shape, a.dtype, a.is_contiguous()) == (b.shape, b.dtype, b.is_contiguous())
 
 
+def test_a_tile_is_full_only_to_the_last_key() -> None:
+    """128 queries whose anchors sit at 127 or 128: the first key tile lacks its last key, or nothing."""
+    for anchor, full in ((127, 0), (128, 1)):
+        mask = block_mask(one_row([256], [anchor] * 8, 256), 16, None)
+        assert mask.full_kv_num_blocks is not None and mask.full_kv_num_blocks.tolist() == [[[full]]]
+        assert mask.kv_num_blocks.tolist() == [[[2 - full]]]
+
+
 def test_no_context_crosses_a_document_or_reaches_the_anchor() -> None:
     pack = one_row([6, 10], [3, 9, -1], row_tokens=20)
     mask = dense_mask(pack, 4, None)[0, 0, :, :20]
