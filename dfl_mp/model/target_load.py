@@ -69,25 +69,30 @@ def frozen_ends(spec: TargetSpec, config: TargetConfig, device: torch.device | s
         head = embed
     if embed is None or head is None:
         return ends_of(load_causal_model(spec, config), spec, device)
-    return _ends(spec, embed.to(getattr(torch, config.dtype)), head.to(getattr(torch, config.dtype)), device)
+    return _ends(spec, embed, head, device, getattr(torch, config.dtype))
 
 
 def ends_of(model: PreTrainedModel, spec: TargetSpec, device: torch.device | str) -> FrozenEnds:
     """The ends of a loaded model; on its own device they share its memory."""
     head = model.get_output_embeddings()
     _refuse_bias(head, spec)
-    return _ends(spec, model.get_input_embeddings().weight.detach(), head.weight.detach(), device)
+    embed_VH, head_VH = model.get_input_embeddings().weight, head.weight
+    tied = head_VH is embed_VH
+    embed_VH = embed_VH.detach()
+    return _ends(spec, embed_VH, embed_VH if tied else head_VH.detach(), device, embed_VH.dtype)
 
 
-def _ends(spec: TargetSpec, embed_VH: Tensor, head_VH: Tensor, device: torch.device | str) -> FrozenEnds:
+def _ends(
+    spec: TargetSpec, embed_VH: Tensor, head_VH: Tensor, device: torch.device | str, dtype: torch.dtype
+) -> FrozenEnds:
     shape = (spec.vocab_size, spec.hidden_size)
     for name, table in (("embedding", embed_VH), ("head", head_VH)):
         if tuple(table.shape) != shape:
             raise ConfigError(f"target.path: {spec.path}: its {name} is {tuple(table.shape)}, a drafter needs {shape}")
-    embed = embed_VH.to(device)
+    embed = embed_VH.to(device, dtype)
     return FrozenEnds(
         embed_VH=embed,
-        head_VH=embed if head_VH is embed_VH else head_VH.to(device),
+        head_VH=embed if head_VH is embed_VH else head_VH.to(device, dtype),
         embedding_scale=spec.embedding_scale,
         logit_multiplier=spec.logit_multiplier,
         final_logit_softcapping=spec.final_logit_softcapping,

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from dfl_mp.errors import ConfigError
 from dfl_mp.model.target import FeatureTarget, load_feature_target
-from dfl_mp.model.target_load import frozen_ends
+from dfl_mp.model.target_load import ends_of, frozen_ends
 from dfl_mp.model.target_spec import describe_target
 from tests.unit.tiny_targets import FAMILIES, VOCAB, save_tiny, target_config, tiny_model
 
@@ -111,7 +111,10 @@ def test_ends_are_the_models(family: str, tmp_path: Path) -> None:
         logits = model(tokens, use_cache=False).logits
     torch.testing.assert_close(ends.embed(tokens), first.hidden_states[0], atol=1e-6, rtol=1e-6)
     torch.testing.assert_close(ends.logits(first.last_hidden_state), logits, atol=1e-5, rtol=1e-5)
-    assert (ends.embed_VH is ends.head_VH) == bool(model.config.tie_word_embeddings)
+    cast = frozen_ends(spec, target_config(tmp_path, dtype="float64"), "cpu")
+    assert cast.embed_VH.dtype == torch.float64
+    for made in (ends, cast, ends_of(model, spec, "cpu")):
+        assert (made.embed_VH is made.head_VH) == bool(model.config.tie_word_embeddings)
 
 
 def test_a_lost_weight_stops_the_load(tmp_path: Path) -> None:
