@@ -1,7 +1,7 @@
 """A worker dies with its launcher, whatever kills that. A leaf: no torch, nothing of the project.
 
-Two lines to the launcher: the kernel's parent-death signal, and a pipe whose other end only the launcher holds. The
-pipe also covers the moment before the signal is asked for, and takes the worker's own children along.
+Two lines to the launcher: the kernel's parent-death signal, and a pipe whose other end only the launcher holds, which
+also covers the moment before the signal is asked for.
 
     python -m dfl_mp.lifeline MODULE [ARG ...]
 

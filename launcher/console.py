@@ -69,7 +69,7 @@ def starting_line(progress: Progress | None, workers: Iterable[Child], seconds: 
 
 
 def progress_line(new: Progress, old: Progress | None) -> str:
-    """`step 120/1500  loss 3.210  accept_len_est 1.84  18.2K tok/s  data wait 3%  ready 3/4  ETA 1:42  target-0 idle · …`"""
+    """`step 120/1500  loss 3.21  accept_len_est 1.84  18.2K tok/s  data wait 3%  ready 3/4  ETA 1:42  target-0 ..`"""
     parts = [f"step {new.step}/{new.num_steps}"]
     if new.loss is not None:
         parts.append(f"loss {new.loss:.3f}")

@@ -48,7 +48,7 @@ def look(environment: Mapping[str, str] = os.environ) -> Machine:
 def read_gpus(devices: list[list[str]], processes: list[list[str]], visible: str | None) -> tuple[Gpu, ...]:
     """GPUs from rows of nvidia-smi (index, uuid, used, free, total in MiB; uuid, pid, name), in the user's order.
 
-    `visible` is CUDA_VISIBLE_DEVICES: indices, UUIDs or beginnings of UUIDs; as in CUDA, the first unknown entry ends it.
+    `visible` is CUDA_VISIBLE_DEVICES: indices, UUIDs or beginnings of UUIDs; as in CUDA, an unknown entry ends it.
     """
     gpus: dict[str, Gpu] = {}
     for index, uuid, used, free, total in devices:

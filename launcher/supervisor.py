@@ -55,6 +55,8 @@ class Supervisor:
         self._due: dict[str, float] = {}
         """When to start a dead worker again."""
         self._step = 0
+        self._ending: Shutdown | None = None
+        """What a coordinator that has not been greeted yet is told as well."""
         self._verdict: str | None = None
         """What Finished said."""
 
@@ -195,7 +197,8 @@ class Supervisor:
         """Ask the coordinator to save and stop; who has nothing to save, or does not stop in time, is made to."""
         try:
             self.console.say("stopping ...")
-            self._post.tell(Shutdown(reason=reason[:4096]))
+            self._ending = Shutdown(reason=reason[:4096])
+            self._post.tell(self._ending)
             began = time.monotonic()
             until = began + self.config.deadline.stop
             for child in self.crew.alive.values():
@@ -212,6 +215,7 @@ class Supervisor:
             stop.climb(self.crew, stop.KILL, lambda within: self._bury(within, heed_signals=False))
 
     def _stopping_turn(self, within: float) -> None:
+        within = within if self._post.greet() else min(within, HURRIED_TURN_S)
         for message in self._wait(within):
             self._on_message(message)
         for child in self._bury(0):
@@ -246,7 +250,8 @@ class Supervisor:
         """Who lives, and who has died under the eyes of a coordinator that may not have heard of it."""
         alive = tuple(child.id for child in self.crew.alive.values() if is_worker(child.id))
         fallen = [child.id for child in self.crew.fallen if is_worker(child.id)]
-        return [Alive(workers=alive), *(Died(worker=worker, suspect=None) for worker in fallen)]
+        ending = [self._ending] if self._ending else []
+        return [Alive(workers=alive), *(Died(worker=worker, suspect=None) for worker in fallen), *ending]
 
     def _all_committed(self) -> bool:
         steps = Prepared.read(self.run.path / "prepared.json").num_steps
