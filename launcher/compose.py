@@ -38,13 +38,13 @@ def load(overrides: Sequence[str]) -> Config:
     from omegaconf.errors import OmegaConfBaseException
 
     tree = compose_tree(overrides)
-    missing = sorted(OmegaConf.missing_keys(tree))
-    if missing:
-        raise ConfigError("; ".join(f"{field}: has to be given, as {field}=..." for field in missing))
     try:
-        plain = OmegaConf.to_container(tree, resolve=True)
+        missing = sorted(OmegaConf.missing_keys(tree))
+        plain = {} if missing else OmegaConf.to_container(tree, resolve=True)
     except OmegaConfBaseException as error:
         raise ConfigError(_one_line(error)) from None
+    if missing:
+        raise ConfigError("; ".join(f"{field}: has to be given, as {field}=..." for field in missing))
     assert isinstance(plain, dict)
     return parse({str(key): value for key, value in plain.items()})
 

@@ -1,0 +1,64 @@
+"""Every experiment composes and parses; what the user gets wrong is one line that names the field."""
+
+from __future__ import annotations
+
+import pytest
+
+from dfl_mp.errors import ConfigError
+from launcher import __main__ as cli
+from launcher import compose
+
+REQUIRED = {"smollm2": ["data.path=chats.jsonl"], "qwen3_8b": ["data.path=chats.jsonl"]}
+
+
+@pytest.mark.parametrize("name", compose.experiments())
+def test_experiment_parses(name: str) -> None:
+    config = compose.load([f"experiment={name}", *REQUIRED.get(name, [])])
+    assert config.run.name == name
+
+
+def test_every_group_choice_composes() -> None:
+    for group, choices in compose.groups().items():
+        for choice in choices:
+            compose.compose_tree([f"{group}={choice}"])
+
+
+def test_every_experiment_has_a_line_in_the_help() -> None:
+    assert all(compose.experiments().values())
+
+
+@pytest.mark.parametrize(
+    ("override", "named"),
+    [
+        ("data=conversations", "data.path"),
+        ("optim.lr=-1", "optim.lr"),
+        ("optim.lr=fast", "optim.lr"),
+        ("optim.lrr=1", "optim.lrr"),
+        ("experiment=nope", "experiment/nope"),
+        ("drafter.block_size=1", "drafter.block_size"),
+        ("target.dtype=float16", "target.dtype"),
+        ("data.cache_dir='${oc.env:DFL_TEST_UNSET}'", "DFL_TEST_UNSET"),
+        ("optim.lr=[", "["),
+        ("=", "="),
+    ],
+)
+def test_wrong_override_is_one_line(override: str, named: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(ConfigError) as error:
+        compose.load([override])
+    assert named in str(error.value) and "\n" not in str(error.value)
+    assert cli.run(["train", override]) == 2
+    assert capsys.readouterr().err == f"error: {error.value}\n"
+
+
+@pytest.mark.parametrize("arguments", [[], ["nope"], ["train", "--nope"], ["train", "--cfg", "hydra"]])
+def test_wrong_command_line(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.run(arguments) == 2
+    assert capsys.readouterr().err
+
+
+def test_help_and_cfg(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.run(["--help"]) == 0
+    text = capsys.readouterr().out
+    assert all(name in text for name in ("quickstart", "qwen3_8b", "train.max_steps=", "cluster"))
+    assert cli.run(["train", "--cfg", "job", "experiment=qwen3_8b", "optim.lr=0.5"]) == 0
+    assert "lr: 0.5" in capsys.readouterr().out
