@@ -110,11 +110,8 @@ def test_missing_file_folder_torn_gzip_and_unknown_builtin(tmp_path: Path) -> No
 
 
 def test_quickstart_lies_in_the_package() -> None:
-    try:
-        found = find_file(QUICKSTART, "data.path", "train.jsonl")
-    except ConfigError:
-        pytest.skip("the quickstart data is not built yet")
-    assert found.parent.name == "quickstart"
+    assert find_file(QUICKSTART, "data.path", "train.jsonl").parent.name == "quickstart"
+    assert not read_conversations(QUICKSTART)[1].skipped
 
 
 def test_the_first_rows_only(tmp_path: Path) -> None:
