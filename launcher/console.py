@@ -18,8 +18,6 @@ class Console:
         self._next = self._began + every_s
         self._newest: Progress | None = None
         self._printed: Progress | None = None
-        self.steps: int | None = None
-        """Committed steps, once the coordinator has said."""
 
     @property
     def saving(self) -> bool:
@@ -33,7 +31,6 @@ class Console:
     def progress(self, progress: Progress) -> None:
         """Take in what the coordinator says."""
         self._newest = progress
-        self.steps = progress.step
 
     def waiting(self, child: Child) -> None:
         """A phase of one process: how long it runs and what it said last."""

@@ -7,6 +7,7 @@ import time
 from collections.abc import Mapping, Sequence
 
 from dfl_mp.errors import ConfigError, WorkerFailed
+from dfl_mp.log import read_lines
 from launcher import compose, machine, summary
 from launcher.crew import MODULES
 from launcher.plan import Plan, plan
@@ -47,10 +48,10 @@ def _supervise(supervisor: Supervisor, overrides: Sequence[str]) -> int:
         reason = "done"
     except Interrupted:
         reason = "interrupted"
-        say(f"stopped{_at(supervisor)}; resume with: make train ARGS={shlex.quote(_again(run, overrides))}")
+        say(f"stopped{_after(run)}; resume with: make train ARGS={shlex.quote(_again(run, overrides))}")
     except WorkerFailed as error:
         say(f"error: {error}")
-        say(f"failed{_at(supervisor)}; logs are in {run.logs}")
+        say(f"failed{_after(run)}; logs are in {run.logs}")
     except ConfigError:
         reason = "wrong input"
         raise
@@ -85,9 +86,9 @@ def _plan_line(placed: Plan) -> str:
     return f"{counts}: " + ", ".join(f"{p.name} on GPU {p.gpu.name}" for p in placed.workers if p.gpu)
 
 
-def _at(supervisor: Supervisor) -> str:
-    steps = supervisor.console.steps
-    return "" if steps is None else f" after {steps} steps"
+def _after(run: RunDir) -> str:
+    steps = len(read_lines(run.path / "metrics.jsonl"))
+    return f" after {steps} steps" if steps else ""
 
 
 def _again(run: RunDir, overrides: Sequence[str]) -> str:

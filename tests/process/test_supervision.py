@@ -7,19 +7,22 @@ import os
 import random
 import signal
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from launcher.child import ALWAYS, THREADS
+from launcher.run_dir import sweep
 from tests.process.launches import launched, processes, shm_files, until
 
 OURS = {*ALWAYS, *THREADS, "PYTHONPATH", "DFL_DEATH_PIPE", "LC_CTYPE"}
 
 
 @pytest.fixture
-def run_dir(tmp_path: Path) -> Path:
-    return tmp_path / "run"
+def run_dir(tmp_path: Path) -> Iterator[Path]:
+    yield tmp_path / "run"
+    sweep(tmp_path / "run")
 
 
 def nothing_left(run_dir: Path) -> None:
@@ -30,7 +33,7 @@ def nothing_left(run_dir: Path) -> None:
 def test_whole_run(run_dir: Path) -> None:
     with launched(run_dir) as launch:
         assert launch.wait() == 0, launch.err
-        inherited = json.loads((run_dir / f"env.{'drafter-1.1'}.json").read_text())
+        inherited = json.loads((run_dir / "env.drafter-1.1.json").read_text())
         wanted = {key: value for key, value in launch.environment.items() if key not in OURS}
         assert {key: inherited.get(key) for key in wanted} == wanted
         assert inherited["OMP_NUM_THREADS"] == "1" and inherited["NCCL_SOCKET_IFNAME"] == "lo"
