@@ -211,7 +211,7 @@ class Coordinator:
     # ---- workers ------------------------------------------------------------------------------------------------
 
     def _dispatch(self, sender: str, message: Message) -> None:
-        handler: Callable[[str, Any], None] | None = {
+        handlers: dict[type[Message], Callable[[str, Any], None]] = {
             m.FeaturesReady: self._on_features_ready,
             m.Copied: self._on_copied,
             m.Trained: self._on_trained,
@@ -222,9 +222,9 @@ class Coordinator:
             m.Reduced: self._on_reduced,
             m.Applied: self._on_applied,
             m.Saved: self._on_saved,
-        }.get(type(message))
-        if handler is not None:
-            handler(sender, message)
+        }
+        if type(message) in handlers:
+            handlers[type(message)](sender, message)
 
     def _on_features_ready(self, target: str, message: m.FeaturesReady) -> None:
         if self.slots.pack_in(target, message.slot) != message.pack:
@@ -337,7 +337,7 @@ class Coordinator:
         for pack in self.packs:
             if pack.state in ("leased", "ready") and pack.ref is not None and pack.ref.target == target:
                 pack.to_pending()
-        for drafter in [*sorted(self.group.members), *self.group.joiners]:
+        for drafter in sorted(w for w in self.hellos if role_of(w) == "drafter" and w not in self.dead):
             self._send(drafter, m.EpochClosed(target=target))
 
     def _drafter_died(self, drafter: str) -> None:

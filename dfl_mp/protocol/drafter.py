@@ -94,6 +94,7 @@ class Drafter:
         """First word on a new link; what was to be said on the old one is in it (rule 13)."""
         self.outbox.clear()
         self.closing.clear()
+        self.unreadable.clear()  # tried again, so that the new coordinator is told
         self.reduce = None
         if not isinstance(self.main, Join):
             self.form = None
