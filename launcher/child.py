@@ -57,6 +57,8 @@ class Child:
         self._born = time.monotonic()
         self.stuck = ""
         """Why the coordinator had it killed; empty when it did not."""
+        self.suspect: int | None = None
+        """The pack to blame for its death, until a coordinator has been told."""
 
     @property
     def id(self) -> str:

@@ -47,10 +47,14 @@ class Post(Link):
             self._greeted = all(self.send(message, within=0) for message in self._greeting())
         return self._greeted
 
-    def tell(self, message: Message) -> None:
-        """Send to the coordinator; before the greeting nothing is sent, because the greeting will say it."""
-        if self._greeted and not self.send(message, within=0):
-            self.anew()
+    def tell(self, message: Message) -> bool:
+        """Send to the coordinator. False when it could not be: the next greeting has to say it."""
+        if not self._greeted:
+            return False
+        if self.send(message, within=0):
+            return True
+        self.anew()
+        return False
 
     def collect(self, within: float) -> list[Message]:
         """All messages that are there, waiting `within` seconds for the first; unreadable ones are dropped."""

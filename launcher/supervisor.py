@@ -150,7 +150,9 @@ class Supervisor:
                 if child.code == 2:
                     raise ConfigError(_complaint(child))
                 raise WorkerFailed(f"{child.name} failed to start\n{_report([child])}")
-            self._post.tell(Died(worker=child.id, suspect=pack if child.own_doing else None))
+            child.suspect = pack if child.own_doing else None
+            if self._post.tell(_died(child)):
+                child.suspect = None
         if self._verdict is None:
             self._plan_restart(child)
 
@@ -220,7 +222,7 @@ class Supervisor:
             self._on_message(message)
         for child in self._bury(0):
             if is_worker(child.id):
-                self._post.tell(Died(worker=child.id, suspect=None))
+                self._post.tell(_died(child))
 
     # ---- what all of it stands on --------------------------------------------------------------------------------
 
@@ -249,13 +251,20 @@ class Supervisor:
     def _greeting(self) -> list[Message]:
         """Who lives, and who has died under the eyes of a coordinator that may not have heard of it."""
         alive = tuple(child.id for child in self.crew.alive.values() if is_worker(child.id))
-        fallen = [child.id for child in self.crew.fallen if is_worker(child.id)]
+        fallen = [child for child in self.crew.fallen if is_worker(child.id)]
         ending = [self._ending] if self._ending else []
-        return [Alive(workers=alive), *(Died(worker=worker, suspect=None) for worker in fallen), *ending]
+        greeting = [Alive(workers=alive), *(_died(child) for child in fallen), *ending]
+        for child in fallen:
+            child.suspect = None
+        return greeting
 
     def _all_committed(self) -> bool:
         steps = Prepared.read(self.run.path / "prepared.json").num_steps
         return len(read_lines(self.run.path / "metrics.jsonl")) >= steps
+
+
+def _died(child: Child) -> Died:
+    return Died(worker=child.id, suspect=child.suspect)
 
 
 def _report(children: Iterable[Child]) -> str:

@@ -6,6 +6,7 @@ import shlex
 import time
 from collections.abc import Mapping, Sequence
 
+from dfl_mp.config import with_dtypes
 from dfl_mp.errors import ConfigError, WorkerFailed
 from dfl_mp.log import read_lines
 from launcher import compose, machine, summary
@@ -26,6 +27,7 @@ def main(overrides: Sequence[str], modules: Mapping[str, str] = MODULES) -> int:
     try:
         config = compose.load(overrides)
         placed = plan(config.cluster, machine.look(), config.train.packs_per_step)
+        config = with_dtypes(config, gpu=placed.workers[0].gpu is not None)
         run, config = open_run(config)
         try:
             return _supervise(Supervisor(run, config, placed, signals, modules), overrides)
