@@ -3,12 +3,13 @@ PYTHON ?= python3
 PY := .venv/bin/python
 ARGS ?=
 
-.PHONY: help train test check
+.PHONY: help train test check conformance
 
 help:
 	@echo 'make train ARGS="..."   train a drafter; without ARGS the quickstart, minutes on a laptop without a GPU'
 	@echo 'make test               all tests that need no GPU'
 	@echo 'make check              format, lint, types and tests, as CI runs them'
+	@echo 'make conformance        the exported folder in the public dflash reader'
 	@echo 'make train ARGS=--help  experiments and overrides, e.g. ARGS="optim.lr=1e-4 cluster.drafters=2"'
 
 train: .venv/ready
@@ -22,6 +23,11 @@ check: .venv/ready
 	@$(PY) -m ruff check .
 	@$(PY) -m mypy
 	@$(PY) -m pytest -m "not gpu" $(ARGS)
+
+# The exported folder against the public reader, which is installed beside the environment, not into it.
+conformance: .venv/ready
+	@$(PY) -m pip install --quiet --disable-pip-version-check --no-deps --upgrade --target .conformance dflash==0.1.0
+	@DFL_CONFORMANCE=.conformance $(PY) -m pytest tests/unit/test_export_conformance.py $(ARGS)
 
 # An installation that was cut off leaves `.venv/unfinished`: the next one begins from nothing.
 .venv/ready: pyproject.toml constraints.txt

@@ -15,7 +15,8 @@ from dfl_mp.errors import ConfigError
 Positive = Annotated[int, Field(gt=0)]
 Natural = Annotated[int, Field(ge=0)]
 Seconds = Annotated[float, Field(gt=0)]
-DType = Literal["float32", "bfloat16", "float64"]
+DType = Literal["auto", "float32", "bfloat16", "float64"]
+"""`auto`: bfloat16 on a GPU, float32 without one; `with_dtypes` decides before the run's config is written."""
 
 
 class Section(BaseModel):
@@ -162,6 +163,16 @@ class Config(Section):
     checkpoint: CheckpointConfig
     eval: EvalConfig
     deadline: DeadlineConfig
+
+
+def with_dtypes(config: Config, gpu: bool) -> Config:
+    """The config with every `auto` dtype decided for this machine."""
+    dtype = "bfloat16" if gpu else "float32"
+    decided: dict[str, Any] = {}
+    for name, section in (("target", config.target), ("drafter", config.drafter)):
+        if section.dtype == "auto":
+            decided[name] = section.model_copy(update={"dtype": dtype})
+    return config.model_copy(update=decided)
 
 
 def parse(tree: dict[str, Any]) -> Config:
