@@ -204,6 +204,12 @@ class RingUnreadable(Message):
     reason: Text
 
 
+class Recompiled(Message):
+    """drafter -> coordinator: graphs were compiled after the warm-up, so a shape or a flag is not constant."""
+
+    graphs: Natural
+
+
 class Formed(Message):
     """drafter -> coordinator: in the generation, with the state of `applied` steps."""
 

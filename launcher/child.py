@@ -30,6 +30,7 @@ ALWAYS = {
     "TOKENIZERS_PARALLELISM": "false",
     "PYTHONUNBUFFERED": "1",
 }
+ALLOCATOR = "PYTORCH_CUDA_ALLOC_CONF"
 THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS")
 
 
@@ -149,6 +150,9 @@ class Surroundings:
             environment["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"
             environment["CUDA_VISIBLE_DEVICES"] = self.placement.gpu.name
             environment.setdefault("TORCHINDUCTOR_COMPILE_THREADS", str(self.threads))
+            # CUDA IPC exports whole segments; a ring must not lie in one that can grow.
+            settings = [*filter(None, [base.get(ALLOCATOR)]), "expandable_segments:False"]
+            environment[ALLOCATOR] = ",".join(settings)
         return environment
 
 

@@ -25,6 +25,7 @@ from dfl_mp.messages import (
     KillWorker,
     Message,
     Progress,
+    Recompiled,
     RingProved,
     RingUnreadable,
     Save,
@@ -102,6 +103,8 @@ class CoordinatorRole:
         elif isinstance(message, RingProved):
             fields = {"drafter": sender, "target": message.target, "kind": message.kind}
             self._event("transport_proved", **fields, gb_per_s=message.bytes_per_s / 1e9)
+        elif isinstance(message, Recompiled):
+            self._event("recompile", drafter=sender, graphs=message.graphs)
         elif isinstance(message, RingUnreadable):
             self._fall_back(sender, message)
         elif isinstance(message, Shutdown) and sender == LAUNCHER:

@@ -21,7 +21,7 @@ from dfl_mp.blackbox import BlackBox
 from dfl_mp.data.packs import PackStore
 from dfl_mp.errors import ConfigError
 from dfl_mp.log import say
-from dfl_mp.messages import Statistics
+from dfl_mp.messages import Recompiled, Statistics
 from dfl_mp.model.drafter import Drafter as DrafterModel
 from dfl_mp.model.target_load import frozen_ends
 from dfl_mp.protocol.drafter import AllReduce, Apply, Compute, Drafter, Join, Work, WriteCheckpoint
@@ -30,7 +30,7 @@ from dfl_mp.roles.intake import Intake
 from dfl_mp.roles.tensors import to_tensors
 from dfl_mp.roles.worker import Control, end_process_on_thread_error
 from dfl_mp.train.group import GradientGroup, Superseded
-from dfl_mp.train.step import StepResult, StepSettings, TrainStep
+from dfl_mp.train.step import StepResult, StepSettings, TrainStep, compiled_graphs
 from dfl_mp.transport.ring import DTYPES
 
 STATE_OF = {Compute: "working", Apply: "working", AllReduce: "reducing", Join: "joining", WriteCheckpoint: "saving"}
@@ -96,6 +96,7 @@ class DrafterRole:
             self.train.discard()
             if self.device.type == "cuda":
                 torch.cuda.synchronize(self.device)
+        self.graphs = compiled_graphs()
         self.box.ready()
         say(f"ready on {self.device}; warm-up took {time.monotonic() - began:.1f} s")
 
@@ -150,6 +151,14 @@ class DrafterRole:
         self.control.tally.step = step + 1
         statistics = _statistics(result)
         self.control.report(lambda: self.machine.has_applied(statistics))
+        self._look_for_recompiles()
+
+    def _look_for_recompiles(self) -> None:
+        new = compiled_graphs() - self.graphs
+        if new > 0:
+            self.graphs += new
+            say(f"{new} graphs were compiled after the warm-up")
+            self.control.report(lambda: self.machine.outbox.append(Recompiled(graphs=new)))
 
     def _save(self, steps: int) -> None:
         folder = self.job.run_dir / "checkpoints" / f".private-{self.job.worker}-{steps}"

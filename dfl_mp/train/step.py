@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+import torch._dynamo.utils
 from torch import Tensor
 
 from dfl_mp.config import LossConfig, OptimConfig
@@ -46,6 +47,11 @@ def choose_attention(attention: str, dtype: str, device: torch.device) -> str:
             f"drafter.attention: flex needs a CUDA device and a dtype below float64 (got {device}, {dtype})"
         )
     return attention if attention != "auto" else ("flex" if able else "dense")
+
+
+def compiled_graphs() -> int:
+    """How many graphs Dynamo has compiled in this process."""
+    return int(torch._dynamo.utils.counters["stats"]["unique_graphs"])
 
 
 class TrainStep:
