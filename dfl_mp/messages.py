@@ -358,7 +358,9 @@ class WorkerLine(Record):
 
 
 class Progress(Message):
-    """coordinator -> launcher: for people. Rates are over the last seconds; `eta_s` is None before a rate is known."""
+    """coordinator -> launcher: for people. Rates are over the last seconds; `eta_s` is None before a rate is known.
+
+    `loss` and `accept_len_est` are means over the last `metrics.SMOOTH_STEPS` steps: single packs are noisy."""
 
     step: Natural
     num_steps: Natural
@@ -368,6 +370,10 @@ class Progress(Message):
     eta_s: float | None
     ready_slots: Natural
     num_slots: Natural
+    computing_packs: Natural = 0
+    """Leased by targets."""
+    held_packs: Natural = 0
+    """With drafters, not in a gradient yet."""
     generation: Natural
     workers: Annotated[tuple[WorkerLine, ...], Field(max_length=1024)]
 

@@ -4,16 +4,29 @@ from __future__ import annotations
 
 import math
 from collections import deque
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from dfl_mp.messages import Statistics
 
 WINDOW_S = 20.0
+SMOOTH_STEPS = 20
+"""Steps in the means that people read."""
 
 
 def finite(x: float) -> float | None:
     """JSON has no NaN."""
     return x if math.isfinite(x) else None
+
+
+def mean_of(lines: Iterable[Mapping[str, Any]], field: str) -> float | None:
+    """Mean of a field over some lines, those without a number left out; None when there is none.
+
+    >>> mean_of([{"loss": 2.0}, {"loss": None}, {"loss": 4.0}], "loss")
+    3.0
+    """
+    numbers = [line[field] for line in lines if isinstance(line.get(field), int | float)]
+    return sum(numbers) / len(numbers) if numbers else None
 
 
 class Rates:

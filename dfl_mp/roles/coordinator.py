@@ -12,9 +12,11 @@ from __future__ import annotations
 
 import sys
 import time
+from collections import deque
+from typing import Any
 
 from dfl_mp.errors import RefusedMessage
-from dfl_mp.log import JsonLines, say, write_json
+from dfl_mp.log import JsonLines, read_lines, say, write_json
 from dfl_mp.messages import (
     COORDINATOR,
     LAUNCHER,
@@ -36,6 +38,7 @@ from dfl_mp.messages import (
     WorkerLine,
     role_of,
 )
+from dfl_mp.metrics import SMOOTH_STEPS, mean_of
 from dfl_mp.protocol.coordinator import Coordinator, Shape
 from dfl_mp.protocol.effects import (
     AppendLedger,
@@ -70,7 +73,9 @@ class CoordinatorRole:
         self.hub = Hub(job.run_dir)
         self.status: dict[str, tuple[float, Status]] = {}
         self.killing: set[str] = set()
-        self.newest: dict[str, object] = {}
+        newest = read_lines(job.run_dir / "metrics.jsonl")[-SMOOTH_STEPS:]
+        self.recent: deque[dict[str, Any]] = deque(newest, maxlen=SMOOTH_STEPS)
+        """The newest lines of the ledger, for the means that people read."""
         self.skipped_in_a_row = 0
         self.order_open_since: tuple[object, float] = (None, 0.0)
         self.shutdown: Shutdown | None = None
@@ -127,10 +132,11 @@ class CoordinatorRole:
                 case PersistGeneration() | PersistAside():
                     self.ledger.persist(self.machine.group.generation, self.machine.packs.aside)
                 case AppendLedger():
-                    self.newest = self.ledger.append(effect)
+                    self.recent.append(self.ledger.append(effect))
                     self._count_skipped(effect)
                 case CutLedger():
                     self.ledger.cut(effect.steps)
+                    self.recent.clear()
                 case Publish():
                     folder = self.ledger.publish(effect.steps, effect.folder)
                     self._event("checkpoint_saved", steps=effect.steps, folder=str(folder))
@@ -211,12 +217,14 @@ class CoordinatorRole:
         return Progress(
             step=m.ledger,
             num_steps=m.shape.num_steps,
-            loss=_number(self.newest.get("loss")),
-            accept_len_est=_number(self.newest.get("accept_len_est")),
+            loss=mean_of(self.recent, "loss"),
+            accept_len_est=mean_of(self.recent, "accept_len_est"),
             tokens_per_s=self.ledger.rates.tokens_per_s(now),
             eta_s=left / rate if rate > 0 else None,
             ready_slots=len(m.packs.within("ready")),
             num_slots=len(m.slots),
+            computing_packs=len(m.packs.within("leased")),
+            held_packs=len(m.packs.within("held")),
             generation=m.group.generation,
             workers=tuple(WorkerLine(worker=w, status=self.status[w][1] if w in self.status else None) for w in alive),
         )
@@ -237,10 +245,6 @@ class CoordinatorRole:
         self.hub.send(LAUNCHER, Finished(error=self.error))
         time.sleep(0.2)  # LINGER is 0: let the last messages leave
         self.hub.close()
-
-
-def _number(value: object) -> float | None:
-    return float(value) if isinstance(value, int | float) else None
 
 
 def main() -> int:
