@@ -26,7 +26,7 @@ from torch import Tensor
 
 from dfl_mp.checkpoint import DRAFTER, read_manifest
 from dfl_mp.config import Config, TargetConfig
-from dfl_mp.data.prompts import load_prompts
+from dfl_mp.data.prompts import Prompt, load_prompts
 from dfl_mp.errors import CheckpointError, ConfigError
 from dfl_mp.export import export_drafter, load_exported
 from dfl_mp.log import write_json
@@ -34,6 +34,7 @@ from dfl_mp.model.decode import Decoded, Limits, acceptance, greedy_decode, repe
 from dfl_mp.model.drafter import Drafter
 from dfl_mp.model.target_full import FullTarget, load_full_target
 from dfl_mp.roles.common import begin, device, exit_code_of
+from dfl_mp.roles.sample import sample
 from dfl_mp.specs import DrafterSpec, Prepared
 
 Prompts = Sequence[Sequence[int]]
@@ -140,8 +141,9 @@ def largest_gap(target: FullTarget, differences: list[tuple[list[int], int, int]
     return max(gaps)
 
 
-def evaluate(config: Config, prepared: Prepared, export: Path, prompts: Prompts, say: Say) -> dict[str, Any]:
+def evaluate(config: Config, prepared: Prepared, export: Path, heldout: Sequence[Prompt], say: Say) -> dict[str, Any]:
     """Decode with the exported folder's weights and measure. On a CPU everything is float32."""
+    prompts = [prompt.ids for prompt in heldout]
     place = device()
     setting = config.target if place.type == "cuda" else _float32(config.target)
     limits = Limits(config.eval.max_new_tokens, frozenset(prepared.target.eos_token_ids))
@@ -150,6 +152,7 @@ def evaluate(config: Config, prepared: Prepared, export: Path, prompts: Prompts,
     untrained = make_drafter(spec, config.train.seed, target) if config.eval.untrained else None
     answers = decode_all(target, (make_drafter(spec, weights, target), untrained), prompts, limits, say)
     found = summarise(answers) | {"dtype": setting.dtype, "device": place.type, "differences": 0, "largest_gap": 0.0}
+    found["sample"] = sample(config.target, prepared.target.path, [p.text for p in heldout], answers.trained)
     differences = first_differences(prompts, answers)
     if differences:
         if setting.dtype == "bfloat16":
@@ -171,7 +174,7 @@ def run(run_dir: Path, say: Say) -> dict[str, Any]:
     checkpoint = newest_checkpoint(run_dir)
     export = export_checkpoint(checkpoint, job.prepared, run_dir / "export")
     say(f"exported {checkpoint.name} to {export}")
-    prompts = [p.ids for p in load_prompts(Path(job.prepared.data_dir))][: job.config.eval.num_prompts]
+    prompts = load_prompts(Path(job.prepared.data_dir))[: job.config.eval.num_prompts]
     step = int(checkpoint.name.removeprefix("step_"))
     result: dict[str, Any] = {"step": step, "export": str(export), **summarise(Answers())}
     if prompts:

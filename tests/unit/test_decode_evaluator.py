@@ -18,8 +18,10 @@ from dfl_mp.model.drafter import Drafter
 from dfl_mp.model.target_full import load_full_target
 from dfl_mp.model.target_spec import describe_target, drafter_spec
 from dfl_mp.roles.evaluator import Answers, first_differences, largest_gap, main
+from dfl_mp.roles.sample import runs_of, typical
 from dfl_mp.specs import Prepared
 from tests.unit.tiny_targets import VOCAB, fit_drafter, save_tiny, target_config
+from tests.unit.tiny_tokenizer import tiny_tokenizer
 
 torch.set_num_threads(1)
 CONF = Path(__file__).parents[2] / "conf"
@@ -37,6 +39,7 @@ def make_run(folder: Path, prompts: list[list[int]]) -> Path:
     tree["drafter"] |= {"block_size": 5}
     tree["data"]["cache_dir"] = str(folder)
     tree["eval"] |= {"num_prompts": 3, "max_new_tokens": 24}
+    tiny_tokenizer().save_pretrained(tree["target"]["path"])
     config = parse(tree)
     (folder / "config.json").write_text(json.dumps(tree))
     target = describe_target(config.target).model_copy(update={"eos_token_ids": ()})
@@ -45,7 +48,7 @@ def make_run(folder: Path, prompts: list[list[int]]) -> Path:
         target=target, drafter=spec, data_dir=str(folder), num_packs=1, num_steps=1, row_tokens=8, rows_per_pack=1,
         anchors_per_row=1, num_prompts=len(prompts), report={},
     ).write(folder / "prepared.json")  # fmt: skip
-    write_prompts(folder, [Prompt(tuple(ids), "") for ids in prompts])
+    write_prompts(folder, [Prompt(tuple(ids), f"prompt {ids}") for ids in prompts])
     drafter = Drafter(spec)
     drafter.init_weights(0)
     fit_drafter(drafter, load_full_target(target, config.target, "cpu"), PROMPTS[0])
@@ -67,6 +70,8 @@ def test_a_finished_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> N
     assert committed == 3 * 23
     assert found["tau_pooled"] == pytest.approx(committed / sum(found["histogram"].values()))
     assert 0 <= found["repetition_rate"] <= 1
+    assert found["sample"]["prompt"] in {f"prompt {ids}" for ids in PROMPTS}
+    assert sum(count for _, count in found["sample"]["runs"]) == 24 and found["sample"]["runs"][0][1] == 1
     _, weights = load_exported(found["export"])
     assert weights["norm.weight"].dtype == torch.bfloat16 and weights["norm.weight"].any()
     assert "3 of 3 prompts" in capsys.readouterr().out
@@ -102,3 +107,15 @@ def test_the_gap_of_a_difference(tmp_path: Path) -> None:
     differences = first_differences([[5], [5]], answers)
     assert differences == [([5, 6, 7], best, second)]
     assert largest_gap(target, differences) == pytest.approx(float(logits[best] - logits[second]), abs=1e-5)
+
+
+def test_a_sample_is_cut_where_each_forward_ended() -> None:
+    tokenizer = tiny_tokenizer()
+    ids = tuple(tokenizer.encode("the blue sky is über grün"))
+    single = len(tokenizer.encode("the blue sky is ")) + 1
+    answer = Decoded(ids, (2, single - 3, len(ids) - single))
+    runs = runs_of(answer, tokenizer)
+    assert "".join(text for text, _ in runs) == "the blue sky is über grün"
+    assert [count for _, count in runs] == [1, *answer.accepted_lengths]
+    assert runs[-1][0].startswith("ü"), "the first byte of a character waits for the second"
+    assert typical([Decoded((1,), ()), answer]) == 1 and typical([Decoded((1,), ())]) is None
