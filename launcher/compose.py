@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ from dfl_mp.errors import ConfigError
 
 REPO = Path(__file__).resolve().parent.parent
 CONF = REPO / "conf"
+QUOTED = "FIELD=\"'...'\""
 
 
 def compose_tree(overrides: Sequence[str]) -> Any:
@@ -72,8 +74,12 @@ def groups() -> dict[str, list[str]]:
 
 
 def _one_line(error: Exception) -> str:
-    cause = error.__cause__
-    text = f"{error} {cause}" if cause is not None and str(cause) not in str(error) else str(error)
-    lines = (line.strip() for line in text.splitlines())
-    text = " ".join(line for line in lines if line and not line.startswith(("full_key:", "object_type=")))
-    return text.split(" Config search path:")[0].split(" See https://hydra.cc")[0]
+    text = " ".join(line.strip() for line in str(error).splitlines() if line.strip())
+    unparsed = getattr(error, "override", None)
+    if unparsed is not None:
+        return f"{unparsed}: cannot be read as FIELD=VALUE; a value with special characters goes in quotes, {QUOTED}"
+    if found := re.match(r"Could not override '(.+?)'\.", text):
+        return f"{found[1]}: unknown field"
+    if found := re.match(r"Ambiguous value for argument '(.+?)' 1\. ", text):
+        return f"{found[1]}: a list is FIELD=[a,b], a text with a comma goes in quotes, {QUOTED}"
+    return text.split(" Config search path:")[0].split(" full_key:")[0].split(" See https://hydra.cc")[0]

@@ -33,12 +33,15 @@ def test_every_experiment_has_a_line_in_the_help() -> None:
         ("data=conversations", "data.path"),
         ("optim.lr=-1", "optim.lr"),
         ("optim.lr=fast", "optim.lr"),
-        ("optim.lrr=1", "optim.lrr"),
+        ("optim.lrr=1", "optim.lrr: unknown field"),
         ("experiment=nope", "experiment/nope"),
         ("drafter.block_size=1", "drafter.block_size"),
         ("target.dtype=float16", "target.dtype"),
         ("data.cache_dir='${oc.env:DFL_TEST_UNSET}'", "DFL_TEST_UNSET"),
-        ("optim.lr=[", "["),
+        ("+optim.lrr=1", "optim.lrr: unknown field"),
+        ("optim.lr=[", "optim.lr=[: cannot be read"),
+        ("data.path=é.jsonl", "data.path=é.jsonl: cannot be read"),
+        ("data.path=a,b", "data.path=a,b: a list is"),
         ("=", "="),
     ],
 )
@@ -48,6 +51,10 @@ def test_wrong_override_is_one_line(override: str, named: str, capsys: pytest.Ca
     assert named in str(error.value) and "\n" not in str(error.value)
     assert cli.run(["train", override]) == 2
     assert capsys.readouterr().err == f"error: {error.value}\n"
+
+
+def test_a_quoted_value_may_hold_anything() -> None:
+    assert compose.load(["data.path='my é, [1].jsonl'"]).data.path == "my é, [1].jsonl"
 
 
 @pytest.mark.parametrize("arguments", [[], ["nope"], ["train", "--nope"], ["train", "--cfg", "hydra"]])
