@@ -15,6 +15,7 @@ from dfl_mp.errors import ConfigError
 Positive = Annotated[int, Field(gt=0)]
 Natural = Annotated[int, Field(ge=0)]
 Seconds = Annotated[float, Field(gt=0)]
+Text = Annotated[str, Field(min_length=1)]
 DType = Literal["auto", "float32", "bfloat16", "float64"]
 """`auto`: bfloat16 on a GPU, float32 without one; `with_dtypes` decides before the run's config is written."""
 
@@ -26,12 +27,12 @@ class Section(BaseModel):
 class RunConfig(Section):
     dir: str | None
     """Folder of the run; None: `runs/<time>-<experiment>`."""
-    name: str
+    name: Annotated[str, Field(pattern=r"^[\w.-]+$")]
     progress_every_s: Seconds
 
 
 class TargetConfig(Section):
-    path: str
+    path: Text
     """Local folder or hub name of a transformers causal LM; `builtin:quickstart` names the one that ships with
     dfl-mp."""
     revision: str | None
@@ -66,9 +67,9 @@ class DrafterConfig(Section):
 
 
 class DataConfig(Section):
-    path: str
+    path: Text
     """JSONL of conversations; `builtin:quickstart` names the file that ships with dfl-mp."""
-    prompts: str | None
+    prompts: Text | None
     """JSONL of held-out prompts for the evaluation; None: no evaluation."""
     row_tokens: Annotated[int, Field(ge=8)]
     """S."""
@@ -77,7 +78,7 @@ class DataConfig(Section):
     """N; None: chosen from the density of trained positions in the data."""
     max_anchors_per_document: Positive
     max_documents: Positive | None
-    cache_dir: str
+    cache_dir: Text
 
 
 class OptimConfig(Section):

@@ -86,11 +86,14 @@ def _folder(config: Config) -> Path:
             raise ConfigError("run.dir: is empty; leave it out or name a folder")
         return _given(Path(config.run.dir).expanduser())
     stem = f"{time.strftime('%Y%m%d-%H%M%S')}-{config.run.name}"
-    for name in _names(stem):
-        with contextlib.suppress(FileExistsError):
-            RUNS.mkdir(exist_ok=True)
-            (RUNS / name).mkdir(mode=0o700)
-            return (RUNS / name).resolve()
+    try:
+        RUNS.mkdir(exist_ok=True)
+        for name in _names(stem):
+            with contextlib.suppress(FileExistsError):
+                (RUNS / name).mkdir(mode=0o700)
+                return (RUNS / name).resolve()
+    except OSError as error:
+        raise ConfigError(f"run.dir: no folder can be made in {RUNS.resolve()}: {error.strerror}") from None
     raise AssertionError("unreachable")
 
 
@@ -119,7 +122,10 @@ def _given(path: Path) -> Path:
 
 
 def _take_lock(path: Path) -> int:
-    fd = os.open(path / LOCK, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
+    try:
+        fd = os.open(path / LOCK, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
+    except OSError as error:
+        raise ConfigError(f"run.dir: {path} cannot be written to: {error.strerror}") from None
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:

@@ -13,6 +13,8 @@ from typing import Any
 
 import psutil
 
+from dfl_mp.errors import ConfigError
+
 _STAGING = ".staging-"
 
 
@@ -31,12 +33,16 @@ def staged(folder: Path) -> Iterator[Path]:
     """An empty folder beside `folder` that takes its name by one rename when the block ends well.
 
     If the block fails nothing is left, and what a killed process left is removed by the next one. Of two processes that
-    make the same folder at once, the first to finish names it, and the other's copy is dropped.
+    make the same folder at once, the first to finish names it, and the other's copy is dropped. Raises ConfigError
+    naming `data.cache_dir` when nothing can be made there.
     """
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    _remove_orphans(folder.parent)
     stage = folder.parent / f"{_STAGING}{folder.name}-{os.getpid()}"
-    stage.mkdir(mode=0o700)
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        _remove_orphans(folder.parent)
+        stage.mkdir(mode=0o700)
+    except OSError as error:
+        raise ConfigError(f"data.cache_dir: {folder.parent}: {error.strerror}") from None
     try:
         yield stage
         _sync(stage)

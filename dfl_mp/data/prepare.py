@@ -102,6 +102,11 @@ def _make(config: Config, target: TargetSpec, tokenizers: tuple[Any, ChatTokeniz
     if config.data.prompts is not None:
         trained_on = {conversation.first_user_turn for conversation in conversations}
         room = target.max_position_embeddings - config.eval.max_new_tokens
+        if room <= 0:
+            raise ConfigError(
+                f"eval.max_new_tokens: {config.eval.max_new_tokens} leave no room for a prompt in the "
+                f"{target.max_position_embeddings} positions of the target"
+            )
         prompts, prompt_report = read_prompts(config.data.prompts, chat, trained_on, config.eval.num_prompts, room)
     most_tokens = min(config.data.row_tokens, target.max_position_embeddings)
     progress = Progress("tokenising", len(conversations), config.run.progress_every_s, say)

@@ -25,6 +25,7 @@ def prepare(config: Config, target: TargetSpec, tokenizer: Any, say: Say = print
     """Everything a worker needs to know, with the packs on disk. Raises ConfigError."""
     from dfl_mp.model.target_spec import drafter_spec
 
+    drafter_spec(config.drafter, target, mask_token_id=0)  # a wrong shape is told before the data are made
     data = prepare_data(config, target, tokenizer, say)
     for line in describe(data.report):
         say(f"data: {line}")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from dfl_mp.errors import ConfigError
@@ -35,6 +37,8 @@ def test_every_experiment_has_a_line_in_the_help() -> None:
         ("optim.lr=fast", "optim.lr"),
         ("optim.lrr=1", "optim.lrr: unknown field"),
         ("experiment=nope", "experiment/nope"),
+        ("run.name=a/b", "run.name"),
+        ("data.path=", "data.path"),
         ("drafter.block_size=1", "drafter.block_size"),
         ("target.dtype=float16", "target.dtype"),
         ("data.cache_dir='${oc.env:DFL_TEST_UNSET}'", "DFL_TEST_UNSET"),
@@ -51,6 +55,16 @@ def test_wrong_override_is_one_line(override: str, named: str, capsys: pytest.Ca
     assert named in str(error.value) and "\n" not in str(error.value)
     assert cli.run(["train", override]) == 2
     assert capsys.readouterr().err == f"error: {error.value}\n"
+
+
+@pytest.mark.parametrize("field", ["data.path", "data.prompts"])
+def test_a_missing_file_is_told_before_a_folder_is_made(
+    field: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert cli.run(["train", f"{field}=chats.jsonl"]) == 2
+    assert capsys.readouterr().err == f"error: {field}: no such file: chats.jsonl\n"
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_quoted_value_may_hold_anything() -> None:

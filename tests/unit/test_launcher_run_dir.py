@@ -12,9 +12,10 @@ from dfl_mp.errors import ConfigError
 from dfl_mp.messages import Progress, Status, WorkerLine
 from dfl_mp.names import run_key, shm_prefix
 from launcher import compose
-from launcher.console import clock, data_wait, progress_line, thousands
+from launcher.plain import data_wait, progress_line
 from launcher.run_dir import first_incarnation, open_run, sweep
-from launcher.summary import last_lines, summarize
+from launcher.summary import ending, last_lines, summarize
+from launcher.words import clock, thousands
 
 
 def test_default_folder_is_private_and_latest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -65,6 +66,13 @@ def test_folder_that_cannot_be_one(tmp_path: Path) -> None:
         open_run(compose.load(["run.dir="]))
 
 
+def test_runs_that_is_no_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "runs").touch()
+    with pytest.raises(ConfigError, match=rf"run\.dir: no folder can be made in {tmp_path}/runs: "):
+        open_run(compose.load([]))
+
+
 def test_sweep_takes_only_its_own(tmp_path: Path) -> None:
     mine = Path("/dev/shm") / f"{shm_prefix(tmp_path)}target-0.1"
     other = Path("/dev/shm") / f"{shm_prefix(tmp_path / 'other')}target-0.1"
@@ -110,5 +118,5 @@ def test_summary_of_a_run_without_prompts(tmp_path: Path) -> None:
     found = summarize(tmp_path, compose.load(["data.prompts=null"]), seconds=2.0)
     assert (found["steps"], found["tokens"], found["tokens_per_s"], found["loss"]) == (3, 300.0, 200.0, 7.0)
     assert found["tau_mean"] is None and found["prompts"] is None and found["export"] is None
-    text = "\n".join(last_lines(tmp_path, found))
+    text = "\n".join(last_lines(ending(tmp_path)))
     assert "9.000 -> 7.000" in text and "acceptance" not in text

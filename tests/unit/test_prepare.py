@@ -185,6 +185,9 @@ def test_the_second_of_two_makers_keeps_the_firsts_folder(tmp_path: Path) -> Non
         ("drafter.mask_token_id=512", "drafter.mask_token_id: 512 is no row"),
         ("drafter.mask_token_id=2", "drafter.mask_token_id: 2 is"),
         ("eval.max_new_tokens=127", "data.prompts: no usable prompt"),
+        ("eval.max_new_tokens=128", "eval.max_new_tokens: 128 leave no room"),
+        ("drafter.head_dim=7", "drafter.head_dim: 7 is odd"),
+        ("data.cache_dir=/proc/nowhere", "data.cache_dir: /proc/nowhere: "),
         ("+data.nonsense=1", "data.nonsense: unknown field"),
     ],
 )
