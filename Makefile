@@ -3,17 +3,21 @@ PYTHON ?= python3
 PY := .venv/bin/python
 ARGS ?=
 
-.PHONY: help train test check conformance
+.PHONY: help train attach test check conformance
 
 help:
 	@echo 'make train ARGS="..."   train a drafter; without ARGS the quickstart, minutes on a laptop without a GPU'
+	@echo 'DETACH=1 make train ...  the same without this terminal; make attach [RUN=runs/...] shows it again'
 	@echo 'make test               all tests that need no GPU'
 	@echo 'make check              format, lint, types and tests, as CI runs them'
 	@echo 'make conformance        the exported folder in the public dflash reader'
 	@echo 'make train ARGS=--help  experiments and overrides, e.g. ARGS="optim.lr=1e-4 cluster.drafters=2"'
 
 train: .venv/ready
-	@exec $(PY) -m launcher train $(ARGS)
+	@exec $(PY) -m launcher train $(if $(filter-out 0,$(DETACH)),--detach) $(ARGS)
+
+attach: .venv/ready
+	@exec $(PY) -m launcher attach $(RUN)
 
 test: .venv/ready
 	@$(PY) -m pytest -m "not gpu" $(ARGS)

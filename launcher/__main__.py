@@ -6,10 +6,11 @@ import sys
 from collections.abc import Callable, Sequence
 
 from dfl_mp.errors import ConfigError, DflError
-from launcher import compose, help, train
+from launcher import attach, compose, detach, help, train
 
 COMMANDS: dict[str, tuple[str, Callable[[Sequence[str]], int]]] = {
     "train": ("train a drafter; with run.dir= of a run that exists, go on with it", train.main),
+    "attach": ("show the screen of a run that is under way: attach [RUN], the newest when left out", attach.main),
 }
 
 
@@ -26,6 +27,10 @@ def main(arguments: Sequence[str]) -> int:
     if "--cfg" in overrides:
         print(compose.to_yaml(_without_cfg(overrides)), end="")
         return 0
+    if arguments[0] == "train" and detach.OPTION in overrides:
+        return detach.main([word for word in overrides if word != detach.OPTION])
+    if arguments[0] == "train" and overrides and overrides[0].startswith(detach.REPORT):
+        return train.main(overrides[1:], report=detach.Report(int(overrides[0].removeprefix(detach.REPORT))))
     for word in overrides:
         if word.startswith("-"):
             raise ConfigError(f"unknown option {word!r}; see python -m launcher --help")

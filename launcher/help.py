@@ -29,7 +29,17 @@ def text(commands: Mapping[str, str]) -> str:
     lines += ["", "config groups (GROUP=CHOICE)"]
     lines += _table({name: ", ".join(choices) for name, choices in compose.groups().items()})
     lines += ["", "overrides (FIELD=VALUE; every field of conf/ can be given)", *_table(OVERRIDES)]
-    lines += ["", "options", *_table({"--cfg job": "print the composed config and stop", "--help": "this text"})]
+    lines += [
+        "",
+        "options",
+        *_table(
+            {
+                "--detach": "train without this terminal",
+                "--cfg job": "print the composed config and stop",
+                "--help": "this text",
+            }
+        ),
+    ]
     lines += ["", "exit code: 0 done, 1 the run failed or was stopped, 2 the input is wrong"]
     return "\n".join(lines)
 

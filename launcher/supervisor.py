@@ -44,7 +44,7 @@ class Supervisor:
         self.run = run
         self.config = config
         self.plan = plan
-        self.console = Console(config.run.progress_every_s)
+        self.console = Console(run.path, config.run.progress_every_s)
         self.crew = Crew(run.path, first_incarnation(run.path), modules)
         self._places: dict[str, Placement] = {place.name: place for place in plan.workers}
         self._signals = signals
@@ -122,7 +122,10 @@ class Supervisor:
             self._on_death(child)
         self._start_due()
         self._look_at_starts()
-        self.console.tick([child for child in self.crew.alive.values() if is_worker(child.id)])
+        self._show()
+
+    def _show(self, stopping: bool = False) -> None:
+        self.console.tick([child for child in self.crew.alive.values() if is_worker(child.id)], stopping)
 
     def _on_message(self, message: Message) -> None:
         match message:
@@ -168,7 +171,7 @@ class Supervisor:
             )
         self._due[child.name] = at
         pause = f" in {at - now:.1f} s" if at > now else ""
-        self.console.say(f"{child.name}: {child.how_it_ended()}; starts again{pause} (see {child.log})")
+        self.console.notice(f"{child.name}: {child.how_it_ended()}; starts again{pause} (see {child.log})")
 
     def _start_due(self) -> None:
         for name in [name for name, at in self._due.items() if at <= time.monotonic()]:
@@ -198,7 +201,7 @@ class Supervisor:
     def _shut_down(self, reason: str) -> None:
         """Ask the coordinator to save and stop; who has nothing to save, or does not stop in time, is made to."""
         try:
-            self.console.say("stopping ...")
+            self.console.notice("stopping ...")
             self._ending = Shutdown(reason=reason[:4096])
             self._post.tell(self._ending)
             began = time.monotonic()
@@ -218,6 +221,7 @@ class Supervisor:
 
     def _stopping_turn(self, within: float) -> None:
         within = within if self._post.greet() else min(within, HURRIED_TURN_S)
+        self._show(stopping=True)
         for message in self._wait(within):
             self._on_message(message)
         for child in self._bury(0):
