@@ -12,6 +12,7 @@ from dfl_mp.errors import ConfigError, WorkerFailed
 from dfl_mp.log import read_lines
 from launcher import compose, machine, summary
 from launcher.crew import MODULES
+from launcher.detach import Report
 from launcher.plan import Plan, plan
 from launcher.run_dir import RunDir, open_run
 from launcher.signals import Signals
@@ -19,8 +20,8 @@ from launcher.stop import Interrupted
 from launcher.supervisor import Supervisor
 
 
-def main(overrides: Sequence[str], modules: Mapping[str, str] = MODULES) -> int:
-    """Train; returns 0 done, 1 failed or stopped.
+def main(overrides: Sequence[str], modules: Mapping[str, str] = MODULES, report: Report | None = None) -> int:
+    """Train; returns 0 done, 1 failed or stopped. With `report` its output goes into the run's folder.
 
     Raises ConfigError when the user's input is wrong.
     """
@@ -32,7 +33,9 @@ def main(overrides: Sequence[str], modules: Mapping[str, str] = MODULES) -> int:
         config = with_dtypes(config, gpu=placed.workers[0].gpu is not None)
         run, config = open_run(config)
         try:
-            return _supervise(Supervisor(run, config, placed, signals, modules), overrides)
+            if report is not None:
+                report.move_into(run.path)
+            return _supervise(Supervisor(run, config, placed, signals, modules), overrides, report)
         finally:
             run.close()
     finally:
@@ -46,40 +49,49 @@ def _find_files(config: Config) -> None:
         find_file(config.data.prompts, "data.prompts", "heldout.jsonl")
 
 
-def _supervise(supervisor: Supervisor, overrides: Sequence[str]) -> int:
-    run, config, say = supervisor.run, supervisor.config, supervisor.console.say
-    note = supervisor.crew.note
+def _supervise(supervisor: Supervisor, overrides: Sequence[str], report: Report | None) -> int:
+    try:
+        return _live(supervisor, overrides, report)
+    finally:
+        supervisor.console.close()
+
+
+def _live(supervisor: Supervisor, overrides: Sequence[str], report: Report | None) -> int:
+    run, config, console = supervisor.run, supervisor.config, supervisor.console
+    say, note = console.say, supervisor.crew.note
     began = time.monotonic()
-    reason = "failed"
+    reason, said = "failed", ""
     try:
         say(f"{'resuming' if run.resumed else 'run'} {run.path}")
         _describe(supervisor)
         note("run_started", resumed=run.resumed, workers=[place.name for place in supervisor.plan.workers])
-        _phases(supervisor)
+        supervisor.prepare()
+        if report is not None:
+            report.prepared()
+        supervisor.train()
+        supervisor.evaluate()
         reason = "done"
     except Interrupted:
         reason = "interrupted"
+        console.close()
         say(f"stopped{_after(run)}; resume with: make train ARGS={shlex.quote(_again(run, overrides))}")
     except WorkerFailed as error:
+        said = str(error)
+        console.close()
         say(f"error: {error}")
         say(f"failed{_after(run)}; logs are in {run.logs}")
-    except ConfigError:
-        reason = "wrong input"
+    except ConfigError as error:
+        reason, said = "wrong input", str(error)
+        console.close(erase=True)
         raise
     finally:
-        note("run_stopped", reason=reason, seconds=time.monotonic() - began)
+        note("run_stopped", reason=reason, seconds=time.monotonic() - began, error=said or None)
         supervisor.close()
     if reason != "done":
         return 1
-    result = summary.summarize(run.path, config, time.monotonic() - began)
-    say("\n".join(summary.last_lines(run.path, result)))
+    summary.summarize(run.path, config, time.monotonic() - began)
+    console.finish()
     return 0
-
-
-def _phases(supervisor: Supervisor) -> None:
-    supervisor.prepare()
-    supervisor.train()
-    supervisor.evaluate()
 
 
 def _describe(supervisor: Supervisor) -> None:

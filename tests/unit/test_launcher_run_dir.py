@@ -12,9 +12,10 @@ from dfl_mp.errors import ConfigError
 from dfl_mp.messages import Progress, Status, WorkerLine
 from dfl_mp.names import run_key, shm_prefix
 from launcher import compose
-from launcher.console import clock, data_wait, progress_line, thousands
+from launcher.plain import data_wait, progress_line
 from launcher.run_dir import first_incarnation, open_run, sweep
-from launcher.summary import last_lines, summarize
+from launcher.summary import ending, last_lines, summarize
+from launcher.words import clock, thousands
 
 
 def test_default_folder_is_private_and_latest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -117,5 +118,5 @@ def test_summary_of_a_run_without_prompts(tmp_path: Path) -> None:
     found = summarize(tmp_path, compose.load(["data.prompts=null"]), seconds=2.0)
     assert (found["steps"], found["tokens"], found["tokens_per_s"], found["loss"]) == (3, 300.0, 200.0, 7.0)
     assert found["tau_mean"] is None and found["prompts"] is None and found["export"] is None
-    text = "\n".join(last_lines(tmp_path, found))
+    text = "\n".join(last_lines(ending(tmp_path)))
     assert "9.000 -> 7.000" in text and "acceptance" not in text
