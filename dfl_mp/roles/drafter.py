@@ -52,7 +52,8 @@ class DrafterRole:
 
     def _abort_if_superseded(self) -> None:
         if self.machine.must_abort:
-            self.group.abort()
+            assert self.machine.form is not None
+            self.group.supersede(self.machine.form.generation)
 
     def run(self) -> None:
         self.control.start()

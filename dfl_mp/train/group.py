@@ -1,11 +1,12 @@
 """The gradient group: one generation of drafters, with a private process group on a fresh FileStore.
 
 No default process group, no port: a generation is a file in the run folder. Forming and every collective have a
-deadline; `abort` may be called from the control thread while the main thread waits in a collective.
+deadline; `supersede` may be called from the control thread while the main thread waits in any of them.
 """
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from datetime import timedelta
 from functools import partial
@@ -17,6 +18,7 @@ from torch import Tensor
 
 GLOO_TIMEOUT_S = 10.0
 """gloo's abort does nothing: this bounds how long a survivor waits for a peer that is stopped, not dead."""
+MEETING_POLL_S = 0.01
 
 
 class Superseded(Exception):
@@ -31,24 +33,40 @@ class GradientGroup:
         self._folder.mkdir(mode=0o700, exist_ok=True)
         self._worker, self._device = worker, device
         self._group: dist.ProcessGroup | None = None
+        self._newest = 0
+        """The highest generation that was ordered."""
+        self.generation = 0
         self.members: tuple[str, ...] = ()
 
     def form(self, generation: int, members: tuple[str, ...], within: float) -> None:
         """Meet the others in the numbered generation.
 
-        Raises Superseded when they do not come within the deadline or the group is aborted.
+        Raises Superseded when they do not come within the deadline or a newer generation is ordered meanwhile.
         """
         self.leave()
-        self.members = members
+        self.generation, self.members = generation, members
         if len(members) == 1:
             return
         try:
             store = dist.FileStore(str(self._folder / str(generation)), len(members))
+            self._meet(store, within)
             store.set_timeout(timedelta(seconds=within))
             self._group = self._make(store, members.index(self._worker), len(members), within)
-            self._check(generation)
+            self._check()
         except (RuntimeError, dist.DistError) as error:
             raise Superseded(f"generation {generation}: {_first_line(error)}") from None
+
+    def _meet(self, store: dist.Store, within: float) -> None:
+        """Wait until every member has opened the store: from here on only a death can keep the group from forming."""
+        store.set(self._worker, "here")
+        end = time.monotonic() + within
+        while not store.check(list(self.members)):
+            if self._newest > self.generation:
+                raise Superseded(f"generation {self.generation}: {self._newest} is ordered")
+            if time.monotonic() > end:
+                missing = [m for m in self.members if not store.check([m])]
+                raise Superseded(f"generation {self.generation}: {', '.join(missing)} not within {within:.0f} s")
+            time.sleep(MEETING_POLL_S)
 
     def _make(self, store: dist.Store, rank: int, size: int, within: float) -> dist.ProcessGroup:
         if self._device.type == "cuda":
@@ -60,11 +78,11 @@ class GradientGroup:
         gloo._devices = [dist.ProcessGroupGloo.create_device(interface="lo")]
         return dist.ProcessGroupGloo(store, rank, size, gloo)
 
-    def _check(self, generation: int) -> None:
+    def _check(self) -> None:
         """One small sum, so that a generation that stands has really talked."""
-        probe = torch.full((1,), float(generation), device=self._device)
+        probe = torch.full((1,), float(self.generation), device=self._device)
         self._run(lambda g: g.allreduce([probe]))
-        assert probe.item() == generation * len(self.members), "two memberships met on one FileStore"
+        assert probe.item() == self.generation * len(self.members), "two memberships met on one FileStore"
 
     def all_reduce(self, vector: Tensor, into: Tensor) -> None:
         """Sum of all members' vectors, out of place: `vector` stays as it is."""
@@ -88,10 +106,15 @@ class GradientGroup:
                 torch.cuda.synchronize(self._device)
         except RuntimeError as error:
             raise Superseded(_first_line(error)) from None
+        if self._newest > self.generation:
+            raise Superseded(f"aborted for generation {self._newest}")  # the host wait of an aborted kernel just ends
 
-    def abort(self) -> None:
-        """From the control thread: make the main thread's collective raise (NCCL; gloo's peers' deaths and timeout
-        do)."""
+    def supersede(self, generation: int) -> None:
+        """From the control thread: a newer generation is ordered; what the main thread waits for raises.
+
+        NCCL is aborted; gloo has no abort, its peers' deaths and its timeout end the wait.
+        """
+        self._newest = max(self._newest, generation)
         group = self._group
         if group is not None and self._device.type == "cuda":
             group.abort()

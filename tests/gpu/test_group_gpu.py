@@ -24,7 +24,7 @@ def listen():
     for line in sys.stdin:
         word, *rest = line.split()
         if word == "abort":
-            print("ABORTING", time.monotonic()); group.abort()
+            print("ABORTING", time.monotonic()); group.supersede(2)
         else:
             orders.append((word, rest)); ready.release()
 orders, ready = [], threading.Semaphore(0)
