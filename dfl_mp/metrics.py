@@ -32,6 +32,8 @@ def mean_of(lines: Iterable[Mapping[str, Any]], field: str) -> float | None:
 class Rates:
     """Tokens and steps per second over the last seconds, the clock an argument.
 
+    The first step, which waits for the models, counts only while it is the only one.
+
     >>> rates = Rates(now=0.0)
     >>> rates.committed(tokens=100.0, now=2.0)
     (2.0, 50.0)
@@ -39,12 +41,14 @@ class Rates:
 
     def __init__(self, now: float) -> None:
         self._recent: deque[tuple[float, float]] = deque([(now, 0.0)])
+        self._committed = 0
 
     def committed(self, tokens: float, now: float) -> tuple[float, float]:
         """A step was committed: its duration, and tokens per second over the window."""
         step_s = max(1e-9, now - self._recent[-1][0])
         self._recent.append((now, tokens))
-        while len(self._recent) > 2 and self._recent[0][0] < now - WINDOW_S:
+        self._committed += 1
+        while len(self._recent) > 2 and (self._committed == 2 or self._recent[0][0] < now - WINDOW_S):
             self._recent.popleft()
         return step_s, self.tokens_per_s(now)
 

@@ -20,7 +20,7 @@ def _exited(event: Event) -> tuple[str, str] | None:
     if event.get("stuck"):
         return f"{event['worker']} killed as stuck: {event['stuck']}; see {log}", BAD
     if event.get("signal"):
-        return f"{event['worker']} killed by {event['signal']}", BAD
+        return f"{event['worker']} killed by {event['signal']}", PLAIN if event["signal"] == "SIGTERM" else BAD
     return (f"{event['worker']} ended with exit code {event['code']}; see {log}", BAD) if event.get("code") else None
 
 

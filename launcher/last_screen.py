@@ -33,16 +33,15 @@ class Ending:
 
 
 def screen(ending: Ending, width: int) -> Text:
-    """The whole screen; no line is wider than `width`."""
+    """The whole screen; no line is wider than `width`. What matters stands last: a small terminal shows that."""
     lines = [Text(ending.headline, "bold green"), Text()]
-    lines += _pairs(ending.facts, width)
-    if ending.histogram:
-        lines += [Text(), *_chart(ending.histogram, width)]
     if ending.sample is not None:
-        lines += [Text(), *_answer(ending.sample, width)]
-    lines += [Text(), *_pairs(ending.places, width)]
+        lines += [*_answer(ending.sample, width), Text()]
+    if ending.histogram:
+        lines += [*_chart(ending.histogram, width), Text()]
+    lines += [*_pairs(ending.facts, width), Text(), *_pairs(ending.places, width), Text()]
     for what, command in ending.following:
-        lines += [Text(), *_pairs((("next", f"{what}:"),), width)]
+        lines += _pairs((("next", f"{what}:"),), width)
         lines += [Text.assemble("  ", part) for part in fold(Text(command, "cyan"), width - 2)]
     return Text("\n", no_wrap=True).join(lines)
 
@@ -86,22 +85,23 @@ def _answer(sample: dict[str, Any], width: int) -> list[Text]:
     """One answer, every second run of it in another style."""
     tokens, forwards = sum(count for _, count in sample["runs"]), len(sample["runs"])
     prompt = fold(Text(sample["prompt"].strip()), width - LABEL)
-    lines = _labelled("prompt", prompt[:2], cut=len(prompt) > 2)
+    lines = _labelled("prompt", prompt, 2)
     answer = Text()
     for i, (text, _) in enumerate(sample["runs"]):
         answer.append(text, RUN_STYLES[i % len(RUN_STYLES)])
-    folded = fold(answer, width - LABEL)
-    lines += _labelled("answer", folded[:ANSWER_LINES], cut=len(folded) > ANSWER_LINES)
+    lines += _labelled("answer", fold(answer, width - LABEL), ANSWER_LINES)
     said = f"a style per forward of the target: {tokens} tokens in {forwards} forwards"
     return [*lines, *_pairs((("", said),), width)]
 
 
-def _labelled(label: str, lines: list[Text], cut: bool) -> list[Text]:
-    shown = [Text.assemble((f"{label if i == 0 else '':<{LABEL}}", "bold"), line) for i, line in enumerate(lines)]
-    if cut:
+def _labelled(label: str, lines: list[Text], most: int) -> list[Text]:
+    """At most `most` lines behind a label, blank ones left out."""
+    filled = [line for line in lines if line.plain.strip()] or [Text()]
+    shown = filled[:most]
+    if len(filled) > most:
         shown[-1].right_crop(1)
         shown[-1].append("…")
-    return shown
+    return [Text.assemble((f"{label if i == 0 else '':<{LABEL}}", "bold"), line) for i, line in enumerate(shown)]
 
 
 def fold(text: Text, width: int) -> list[Text]:

@@ -53,8 +53,8 @@ class Live:
         self._live.update(frame(self._follower.scene(snapshot), width, height), refresh=True)
 
     def say(self, text: str) -> None:
-        """A line that stays; it is left to the terminal to wrap it, so that paths can be copied."""
-        self._console.print(text, soft_wrap=True)
+        """Lines that stay. Above a screen they are folded at words, else by the terminal, which copies paths whole."""
+        self._console.print(text, soft_wrap=not self._live.is_started)
 
     def notice(self, text: str) -> None:
         """Nothing: the events show it."""

@@ -23,18 +23,20 @@ SQUARES = 16
 """As many slots are drawn one by one."""
 EVENTS = 5
 LABEL = 16
+TREND = 48
+"""Columns of a trend at most: with more of them each would be the mean of fewer noisy steps."""
 
 
 def frame(scene: Scene, width: int, height: int) -> Text:
     """The whole screen, no wider than `width` and, while there is room for a few workers, no higher than `height`."""
     lines = [_title(scene, width), _stages(scene, width), _progress(scene, width)]
     phase = scene.snapshot.phase
-    if scene.snapshot.message:
+    if phase in ("prepare", "evaluate"):
         lines += [Text(scene.snapshot.message)]
     if scene.loss or phase in ("train", "stopping"):
         lines += [Text(), *_series(scene, width)]
     if scene.snapshot.workers and phase in ("train", "stopping"):
-        lines += [_pipeline(scene), Text()]
+        lines += [_pipeline(scene, width), Text()]
         lines += _workers(scene, max(3, height - len(lines) - 4), width)
     events = last(scene.events, min(EVENTS, max(1, height - len(lines) - 2)))
     lines += [Text()] if events else []
@@ -71,7 +73,7 @@ def _where(scene: Scene) -> list[str]:
     if p is None or p.step == 0:
         return ["models are loaded and compiled", "starting"]
     step = f"step {p.step}/{p.num_steps}"
-    eta = "" if p.eta_s is None else f"  ETA {clock(p.eta_s)}"
+    eta = "" if not p.eta_s else f"  ETA {clock(p.eta_s)}"
     return [f"{step}  {p.step / max(1, p.num_steps):.0%}{eta}", f"{step}{eta}", step]
 
 
@@ -94,7 +96,7 @@ def _share(scene: Scene) -> float:
 
 def _series(scene: Scene, width: int) -> list[Text]:
     p = scene.snapshot.progress
-    room = max(0, width - LABEL - 9 - 14)
+    room = min(TREND, max(0, width - LABEL - 9 - 14))
     rows = []
     for name, now, values, log in (
         ("loss", p.loss if p else None, scene.loss, True),
@@ -106,19 +108,20 @@ def _series(scene: Scene, width: int) -> list[Text]:
         rows.append(row.append(f"  from {values[0]:.3f}" if values else ""))
     rate = thousands(p.tokens_per_s) if p and p.step else "-"
     row = Text.assemble(f"{'tokens/s':<{LABEL}}", (f"{rate:<9}", "bold"))
-    return [*rows, row.append("loss and accept_len_est: mean of 20 steps" if scene.loss else "")]
+    return [*rows, row.append("both are means of 20 steps" if scene.loss else "")]
 
 
-def _pipeline(scene: Scene) -> Text:
+def _pipeline(scene: Scene, width: int) -> Text:
     p = scene.snapshot.progress
     if p is None:
         return Text(f"{'packs':<{LABEL}}-")
     full = f"{'■' * p.ready_slots}{'□' * (p.num_slots - p.ready_slots)} " if 0 < p.num_slots <= SQUARES else ""
-    line = Text(f"{'packs':<{LABEL}}at targets {p.computing_packs} → ready ")
+    line = Text(f"{'packs':<{LABEL}}targets {p.computing_packs} → ready ")
     line.append(full, "cyan").append(f"{p.ready_slots}/{p.num_slots}", "bold")
-    line.append(f" → at drafters {p.held_packs}")
+    line.append(f" → drafters {p.held_packs}")
     over = rings(scene.events)
-    return line.append(f"   over {over}" if over else "")
+    over = f"   over {over}" if over else ""
+    return line.append(over if line.cell_len + len(over) <= width else "")
 
 
 def _workers(scene: Scene, most: int, width: int) -> list[Text]:

@@ -24,18 +24,20 @@ def summarize(run_dir: Path, config: Config, seconds: float) -> dict[str, Any]:
     """Gather metrics and evaluation into `summary.json`; returns it. `seconds` is the wall time of this launch.
 
     `loss` is the last step's; `loss_first` and `loss_last` are means over the first and the last 5 % of the steps.
+    `tokens_per_s` leaves the first step out, which waits for the models.
     """
     lines = read_lines(run_dir / "metrics.jsonl")
     measured = _evaluation(run_dir)
     tokens = sum(line["tokens"] for line in lines)
-    spent = sum(line["step_s"] for line in lines)
+    timed = lines[1:] or lines
+    spent = sum(line["step_s"] for line in timed)
     export = run_dir / "export"
     prompts = config.data.prompts
     first, last = ends([line["loss"] for line in lines if line["loss"] is not None]) or (None, None)
     summary = {
         "steps": len(lines),
         "tokens": tokens,
-        "tokens_per_s": tokens / spent if spent > 0 else None,
+        "tokens_per_s": sum(line["tokens"] for line in timed) / spent if spent > 0 else None,
         "loss": lines[-1]["loss"] if lines else None,
         "loss_first": first,
         "loss_last": last,

@@ -221,7 +221,7 @@ class Supervisor:
 
     def _stopping_turn(self, within: float) -> None:
         within = within if self._post.greet() else min(within, HURRIED_TURN_S)
-        self._show(stopping=True)
+        self._show(stopping=self._ending is not None)
         for message in self._wait(within):
             self._on_message(message)
         for child in self._bury(0):

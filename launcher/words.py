@@ -60,15 +60,20 @@ def buckets(values: Sequence[float], most: int) -> list[float]:
 def sparkline(values: Sequence[float], width: int, log: bool = False) -> str:
     """One bar a value, the lowest value the lowest bar. `log`: heights by the logarithm of positive values.
 
+    Of many values the highest and the lowest twentieth are cut off, so that a wild beginning hides nothing.
+
     >>> sparkline([1.0, 2.0, 3.0, 4.0], 10)
     '▁▃▆█'
     """
     means = buckets(values, width)
     if log and all(value > 0 for value in means):
         means = [math.log(value) for value in means]
-    low, high = min(means, default=0.0), max(means, default=0.0)
+    if not means:
+        return ""
+    ordered, cut = sorted(means), len(means) // 20
+    low, high = ordered[cut], ordered[-1 - cut]
     scale = (len(BARS) - 1) / (high - low) if high > low else 0.0
-    return "".join(BARS[round((value - low) * scale)] for value in means)
+    return "".join(BARS[round((min(max(value, low), high) - low) * scale)] for value in means)
 
 
 def bar(share: float, width: int) -> tuple[str, str]:

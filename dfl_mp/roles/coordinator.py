@@ -242,6 +242,7 @@ class CoordinatorRole:
         for worker in sorted(self.machine.hellos):
             if worker not in self.machine.dead and role_of(worker) in ("target", "drafter"):
                 self.hub.send(worker, Stop())
+        self.hub.send(LAUNCHER, self._progress())
         self.hub.send(LAUNCHER, Finished(error=self.error))
         time.sleep(0.2)  # LINGER is 0: let the last messages leave
         self.hub.close()
