@@ -85,21 +85,21 @@ def _answer(sample: dict[str, Any], width: int) -> list[Text]:
     """One answer, every second run of it in another style."""
     tokens, forwards = sum(count for _, count in sample["runs"]), len(sample["runs"])
     prompt = fold(Text(sample["prompt"].strip()), width - LABEL)
-    lines = _labelled("prompt", prompt, 2)
+    lines = _labelled("prompt", prompt, 2, width)
     answer = Text()
     for i, (text, _) in enumerate(sample["runs"]):
         answer.append(text, RUN_STYLES[i % len(RUN_STYLES)])
-    lines += _labelled("answer", fold(answer, width - LABEL), ANSWER_LINES)
-    said = f"a style per forward of the target: {tokens} tokens in {forwards} forwards"
+    lines += _labelled("answer", fold(answer, width - LABEL), ANSWER_LINES, width)
+    said = f"{tokens} tokens in {forwards} forwards, the style changes with each"
     return [*lines, *_pairs((("", said),), width)]
 
 
-def _labelled(label: str, lines: list[Text], most: int) -> list[Text]:
+def _labelled(label: str, lines: list[Text], most: int, width: int) -> list[Text]:
     """At most `most` lines behind a label, blank ones left out."""
     filled = [line for line in lines if line.plain.strip()] or [Text()]
     shown = filled[:most]
     if len(filled) > most:
-        shown[-1].right_crop(1)
+        shown[-1].truncate(width - LABEL - 1)
         shown[-1].append("…")
     return [Text.assemble((f"{label if i == 0 else '':<{LABEL}}", "bold"), line) for i, line in enumerate(shown)]
 

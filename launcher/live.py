@@ -36,15 +36,18 @@ class Live:
             console=self._console, auto_refresh=False, vertical_overflow="crop", redirect_stdout=False
         )
         self._follower = Follower(run_dir)
+        self._newest: Snapshot | None = None
         self._next = 0.0
         self._width = self._console.width
 
     def show(self, snapshot: Snapshot) -> None:
         """Draw the snapshot, if the last drawing is old enough."""
-        now = time.monotonic()
-        if now < self._next:
-            return
-        self._next = now + REDRAW_S
+        self._newest = snapshot
+        if time.monotonic() >= self._next:
+            self._draw(snapshot)
+
+    def _draw(self, snapshot: Snapshot) -> None:
+        self._next = time.monotonic() + REDRAW_S
         width, height = self._console.size
         if width < self._width and self._live.is_started:
             self._console.clear()  # lines that were wider now take two rows: their number is not known any more
@@ -70,5 +73,7 @@ class Live:
     def close(self, erase: bool = False) -> None:
         """Give the terminal back; the last drawing stays unless it is to be erased."""
         if self._live.is_started:
+            if self._newest is not None and not erase:
+                self._draw(self._newest)
             self._live.transient = erase
             self._live.stop()

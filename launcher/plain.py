@@ -10,6 +10,9 @@ from launcher.snapshot import Snapshot, state_of
 from launcher.summary import last_lines
 from launcher.words import clock, thousands
 
+SAID_LATER = ("data: ", "error: ")
+"""Last words of a process that the launcher repeats itself."""
+
 
 class Plain:
     """A display that only ever adds lines."""
@@ -51,7 +54,7 @@ def line(snapshot: Snapshot, told: Progress | None) -> tuple[object, str]:
     """(what it says, the line) of a snapshot; `told` is the Progress of the line before."""
     p = snapshot.progress
     if snapshot.phase in ("prepare", "evaluate"):
-        said = "" if snapshot.message.startswith("data: ") else snapshot.message
+        said = "" if snapshot.message.startswith(SAID_LATER) else snapshot.message
         return said, said
     states = tuple(state_of(worker, p) for worker in snapshot.workers)
     if p is None or p.loss is None:

@@ -69,7 +69,7 @@ def _where(scene: Scene) -> list[str]:
     if phase in ("over", "prepare", "evaluate"):
         return []
     if phase == "stopping":
-        return ["stopping: a checkpoint is saved first", "stopping"]
+        return ["stopping: a checkpoint is saved first", "stopping"] if p and p.step else ["stopping"]
     if p is None or p.step == 0:
         return ["models are loaded and compiled", "starting"]
     step = f"step {p.step}/{p.num_steps}"

@@ -218,6 +218,7 @@ class Supervisor:
             stop.climb(self.crew, ladder, self._stopping_turn)
         except Interrupted:
             stop.climb(self.crew, stop.KILL, lambda within: self._bury(within, heed_signals=False))
+        self._show(stopping=True)
 
     def _stopping_turn(self, within: float) -> None:
         within = within if self._post.greet() else min(within, HURRIED_TURN_S)
