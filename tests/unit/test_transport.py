@@ -119,7 +119,8 @@ def test_the_socket_lies_in_a_private_folder_and_long_paths_work(tmp_path: Path)
         assert len(os.fsencode(socket_path(deep))) <= 100
     finally:
         hub.close()
-    (tmp_path / "open").mkdir(mode=0o755)
+    (tmp_path / "open").mkdir()
+    (tmp_path / "open").chmod(0o755)  # whatever the umask
     with pytest.raises(TransportError, match="not private"):
         private_dir(tmp_path / "open")
 
