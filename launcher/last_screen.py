@@ -64,7 +64,7 @@ def _chart(histogram: dict[int, int], width: int) -> list[Text]:
     cell, top = _cell(size), max(counts)
     eighths = [math.ceil(count / top * 8 * CHART_ROWS) for count in counts]
     rows = [("tokens", [f"{a}" if size == 1 else f"{a}-{a + size - 1}" for a in starts])]
-    rows.append(("forwards", [f"{count / total:.0%}" if count else "·" for count in counts]))
+    rows.append(("forwards", [_percent(count / total) for count in counts]))
     lines = []
     for row in reversed(range(CHART_ROWS)):
         heights = (max(0, min(8, eighth - 8 * row)) for eighth in eighths)
@@ -74,6 +74,10 @@ def _chart(histogram: dict[int, int], width: int) -> list[Text]:
         cells = "".join(f"{text:<{cell}}" for text in texts).rstrip()
         lines.append(Text.assemble((f"{label:<{LABEL}}", "bold"), cells))
     return lines
+
+
+def _percent(share: float) -> str:
+    return "·" if share == 0 else f"{share:.0%}" if share >= 0.005 else "<1%"
 
 
 def _cell(size: int) -> int:

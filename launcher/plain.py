@@ -59,7 +59,8 @@ def line(snapshot: Snapshot, told: Progress | None) -> tuple[object, str]:
     states = tuple(state_of(worker, p) for worker in snapshot.workers)
     if p is None or p.loss is None:
         return states, starting_line(snapshot)
-    return (p.step, states.count("down")), progress_line(p, told)
+    down = states.count("down") if p.step < p.num_steps else 0
+    return (p.step, down), progress_line(p, told)
 
 
 def starting_line(snapshot: Snapshot) -> str:
