@@ -163,6 +163,7 @@ def _map_shm(handle: RingHandle) -> Tensor:
 def _map_cuda(handle: RingHandle, device: torch.device) -> Tensor:
     _, *rest = handle.cuda
     size = ring_bytes(handle.num_slots, handle.shape, handle.dtype)
+    torch.cuda.init()
     try:
         storage = torch.UntypedStorage._new_shared_cuda(device.index or 0, *rest)
     except (RuntimeError, TypeError) as error:

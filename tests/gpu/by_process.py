@@ -27,7 +27,7 @@ class Script:
             stderr=subprocess.STDOUT,
             text=True,
         )
-        self._lines: Queue[str] = Queue()
+        self._lines: Queue[str | None] = Queue()
         self._seen: list[str] = []
         threading.Thread(target=self._read, daemon=True).start()
 
@@ -35,13 +35,16 @@ class Script:
         assert self.process.stdout is not None
         for line in self.process.stdout:
             self._lines.put(line.rstrip())
+        self._lines.put(None)
 
-    def expect(self, word: str, within: float = 90.0) -> str:
+    def expect(self, word: str, within: float = 60.0) -> str:
         while True:
             try:
                 line = self._lines.get(timeout=within)
             except Empty:
                 raise AssertionError(f"no {word!r} within {within} s; last lines: {self._seen[-12:]}") from None
+            if line is None:
+                raise AssertionError(f"ended before {word!r}; last lines: {self._seen[-12:]}")
             self._seen.append(line)
             if line.startswith(word):
                 return line[len(word) :].strip()
