@@ -64,7 +64,8 @@ def _live(supervisor: Supervisor, overrides: Sequence[str], report: Report | Non
     try:
         say(f"{'resuming' if run.resumed else 'run'} {run.path}")
         _describe(supervisor)
-        note("run_started", resumed=run.resumed, workers=[place.name for place in supervisor.plan.workers])
+        names = [place.name for place in supervisor.plan.workers]
+        note("run_started", resumed=run.resumed, workers=names, again=_again(run, overrides))
         supervisor.prepare()
         if report is not None:
             report.prepared()
