@@ -71,7 +71,7 @@ def running(run_dir: Path) -> bool:
 def _over(run_dir: Path, screen: Live | Plain) -> int:
     ends = [event for event in read_lines(run_dir / "events.jsonl") if event["event"] in ("run_started", "run_stopped")]
     last = ends[-1] if ends else {"event": "run_started"}
-    begun = next((event for event in reversed(ends) if event["event"] == "run_started"), {})
+    begun = [event for event in ends if event["event"] == "run_started"]
     if last.get("reason") == "done" and (run_dir / "summary.json").exists():
         screen.finish(summary.ending(run_dir))
         return 0
@@ -81,6 +81,6 @@ def _over(run_dir: Path, screen: Live | Plain) -> int:
     else:
         screen.say(f"run {last['reason']}\n{last.get('error') or ''}".rstrip())
     steps = len(read_lines(run_dir / "metrics.jsonl"))
-    again = shlex.quote(begun.get("again") or f"run.dir={run_dir}")
+    again = shlex.quote(begun[-1].get("again", f"run.dir={run_dir}") if begun else f"run.dir={run_dir}")
     screen.say(f"{steps} steps are committed; logs are in {short(run_dir / 'logs')}; go on: make train ARGS={again}")
     return 1
