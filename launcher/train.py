@@ -10,7 +10,8 @@ from dfl_mp.config import Config, with_dtypes
 from dfl_mp.data.conversations import find_file
 from dfl_mp.errors import ConfigError, WorkerFailed
 from dfl_mp.log import read_lines
-from launcher import compose, machine, summary
+from dfl_mp.specs import Prepared
+from launcher import compose, machine, memory, summary
 from launcher.crew import MODULES
 from launcher.detach import Report
 from launcher.plan import Plan, plan
@@ -67,6 +68,8 @@ def _live(supervisor: Supervisor, overrides: Sequence[str], report: Report | Non
         names = [place.name for place in supervisor.plan.workers]
         note("run_started", resumed=run.resumed, workers=names, again=_again(run, overrides))
         supervisor.prepare()
+        for line in memory.check(supervisor.plan, config, Prepared.read(run.path / "prepared.json")):
+            say(line)
         if report is not None:
             report.prepared()
         supervisor.train()
