@@ -7,8 +7,8 @@ import time
 from collections.abc import Mapping, Sequence
 
 from dfl_mp.config import Config, with_dtypes
-from dfl_mp.data.conversations import find_file
 from dfl_mp.errors import ConfigError, WorkerFailed
+from dfl_mp.inputs import find_file
 from dfl_mp.log import read_lines
 from dfl_mp.specs import Prepared
 from launcher import compose, machine, memory, summary

@@ -14,9 +14,7 @@ from typing import Any
 
 from dfl_mp.data.report import Report
 from dfl_mp.errors import ConfigError
-
-QUICKSTART = "builtin:quickstart"
-_QUICKSTART_DIR = Path(__file__).parents[1] / "quickstart"
+from dfl_mp.inputs import find_file
 
 ROLES = {
     "system": "system",
@@ -54,25 +52,6 @@ class BadRow(Exception):
     def __init__(self, reason: str, detail: str = "") -> None:
         super().__init__(reason)
         self.reason, self.detail = reason, detail
-
-
-def find_file(path: str, field: str, builtin: str) -> Path:
-    """The file behind a setting; `builtin:quickstart` is `builtin` (or its .gz) in the package.
-
-    Raises ConfigError naming `field` when there is no such file.
-    """
-    if path == QUICKSTART:
-        plain = _QUICKSTART_DIR / builtin
-        found = plain if plain.is_file() else plain.with_name(builtin + ".gz")
-    elif path.startswith("builtin:"):
-        raise ConfigError(f"{field}: there is no {path}, only {QUICKSTART}")
-    else:
-        found = Path(path).expanduser()
-    if found.is_dir():
-        raise ConfigError(f"{field}: {path} is a folder, not a JSONL file")
-    if not found.is_file():
-        raise ConfigError(f"{field}: no such file: {path}")
-    return found
 
 
 def read_conversations(path: str, most: int | None = None) -> tuple[list[Conversation], Report]:

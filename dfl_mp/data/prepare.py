@@ -18,7 +18,7 @@ import transformers
 from dfl_mp.config import Config
 from dfl_mp.data.anchors import eligible_positions
 from dfl_mp.data.cache import hash_file, key_of, staged
-from dfl_mp.data.conversations import Conversation, find_file, read_conversations
+from dfl_mp.data.conversations import Conversation, read_conversations
 from dfl_mp.data.mask_token import choose_mask_token
 from dfl_mp.data.packing import Rows, choose_slots, pack_epoch, plan_rows
 from dfl_mp.data.packs import FORMAT, PackShape, PackStore
@@ -27,6 +27,7 @@ from dfl_mp.data.report import Progress, Report
 from dfl_mp.data.summary import anchor_counts, token_counts
 from dfl_mp.data.tokenize import ChatTokenizer, Document, Tally, tokenize
 from dfl_mp.errors import CheckpointError, ConfigError
+from dfl_mp.inputs import find_file
 from dfl_mp.specs import TargetSpec
 
 SUMMARY = "summary.json"

@@ -9,10 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from dfl_mp.data.chat import Message
-from dfl_mp.data.conversations import BadRow, find_file, parse_json, parse_turn, read_lines
+from dfl_mp.data.conversations import BadRow, parse_json, parse_turn, read_lines
 from dfl_mp.data.report import Report
 from dfl_mp.data.tokenize import ChatTokenizer
 from dfl_mp.errors import ConfigError
+from dfl_mp.inputs import find_file
 
 FILE = "prompts.jsonl"
 

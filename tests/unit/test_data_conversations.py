@@ -6,9 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from dfl_mp.data.conversations import QUICKSTART, BadRow, find_file, parse_row, read_conversations
+from dfl_mp.data.conversations import BadRow, parse_row, read_conversations
 from dfl_mp.data.report import KEEP_FIRST, Progress
 from dfl_mp.errors import ConfigError
+from dfl_mp.inputs import QUICKSTART, find_file
 from tests.unit.tiny_tokenizer import chat, write_jsonl
 
 GOOD = json.dumps({"messages": chat("hi", "hello")}).encode()
