@@ -13,6 +13,7 @@ class Signals:
 
     def __init__(self) -> None:
         self.fd, self._write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        self._told = False
         self._before_fd = signal.set_wakeup_fd(self._write, warn_on_full_buffer=False)
         wanted = [signal.SIGINT, signal.SIGTERM]
         if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:
@@ -20,10 +21,17 @@ class Signals:
         self._before = {number: signal.signal(number, _nothing) for number in wanted}
 
     def taken(self) -> int:
-        """How many have come since the last call."""
+        """How many have come since the last call.
+
+        A terminal that closes says so more than once, by its kernel and its shell: SIGHUP only counts as the first.
+        """
+        count = 0
         with contextlib.suppress(BlockingIOError):
-            return sum(byte in self._before for byte in os.read(self.fd, 4096))
-        return 0
+            for number in os.read(self.fd, 4096):
+                if number in self._before and not (number == signal.SIGHUP and self._told):
+                    self._told = True
+                    count += 1
+        return count
 
     def close(self) -> None:
         for number, handler in self._before.items():

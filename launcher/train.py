@@ -11,7 +11,7 @@ from dfl_mp.errors import ConfigError, WorkerFailed
 from dfl_mp.inputs import find_file
 from dfl_mp.log import read_lines
 from dfl_mp.specs import Prepared
-from launcher import compose, machine, memory, summary
+from launcher import compose, lasting, machine, memory, summary
 from launcher.crew import MODULES
 from launcher.detach import Report
 from launcher.plan import Plan, plan
@@ -26,6 +26,7 @@ def main(overrides: Sequence[str], modules: Mapping[str, str] = MODULES, report:
 
     Raises ConfigError when the user's input is wrong.
     """
+    lasting.install()
     signals = Signals()
     try:
         config = compose.load(overrides)
