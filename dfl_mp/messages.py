@@ -23,6 +23,8 @@ LAUNCHER = "launcher"
 
 Natural = Annotated[int, Field(ge=0, lt=2**63)]
 Worker = Annotated[str, Field(pattern=r"^(target|drafter)-\d{1,4}\.\d{1,9}$")]
+Operator = Annotated[str, Field(pattern=r"^ctl-\d{1,10}$")]
+"""One command of a person: `ctl-` and its process id."""
 Text = Annotated[str, Field(max_length=64 * 1024)]
 Workers = Annotated[tuple[Worker, ...], Field(max_length=1024)]
 Packs = Annotated[tuple[Natural, ...], Field(max_length=65536)]
@@ -57,7 +59,7 @@ class SlotRef(Record):
 
 
 class RingHandle(Record):
-    """How to map a target's ring. `shm`: a file under /dev/shm. `cuda`: the tuple of
+    """How to map a target's ring. `shm`: the owner's open file, under /proc. `cuda`: the tuple of
     `UntypedStorage._share_cuda_()`."""
 
     kind: Literal["shm", "cuda"]
@@ -358,7 +360,8 @@ class WorkerLine(Record):
 
 
 class Progress(Message):
-    """coordinator -> launcher: for people. Rates are over the last seconds; `eta_s` is None before a rate is known.
+    """coordinator -> launcher, operator: for people. Rates are over the last seconds; `eta_s` is None before a rate is
+    known.
 
     `loss` and `accept_len_est` are means over the last `metrics.SMOOTH_STEPS` steps: single packs are noisy."""
 
@@ -390,6 +393,27 @@ class Finished(Message):
     on disk."""
 
     error: Text
+
+
+# ---- operator <-> coordinator <-> launcher -----------------------------------------------------------------------
+
+
+class Command(Message):
+    """operator -> coordinator: answer `status` with a Progress, `checkpoint` and what is refused with an Answer.
+    coordinator -> launcher: the rest concerns processes; answer it. `worker` is a name, `drafter-1`, or empty."""
+
+    what: Literal["status", "checkpoint", "kill", "restart", "remove", "add-drafter"]
+    worker: Annotated[str, Field(max_length=64)] = ""
+    operator: Operator
+
+
+class Answer(Message):
+    """launcher -> coordinator -> operator: what has happened. `code` is the command's exit code; more follows while
+    it is None."""
+
+    operator: Operator
+    code: Annotated[int, Field(ge=0, le=2)] | None
+    text: Text
 
 
 def encode(message: Message) -> bytes:
@@ -424,3 +448,8 @@ def decode(data: bytes) -> Message:
 def is_worker(text: str) -> bool:
     """Whether `text` is a well-formed worker id."""
     return re.fullmatch(r"(target|drafter)-\d{1,4}\.\d{1,9}", text) is not None
+
+
+def is_operator(text: str) -> bool:
+    """Whether `text` is a well-formed id of an operator's command."""
+    return re.fullmatch(r"ctl-\d{1,10}", text) is not None

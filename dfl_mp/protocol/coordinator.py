@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from dfl_mp import messages as m
-from dfl_mp.messages import LAUNCHER, Message, role_of
+from dfl_mp.messages import LAUNCHER, Message, incarnation_of, is_worker, name_of, role_of
 from dfl_mp.protocol import recovery
 from dfl_mp.protocol.effects import (
     AppendLedger,
@@ -115,6 +115,13 @@ class Coordinator:
             and self.group.level_at(last)
             and last in self.checkpoints
         )
+
+    def is_past(self, sender: str) -> bool:
+        """Whether the sender is a worker known to be dead or replaced: it has woken up late, and has to end."""
+        if not is_worker(sender):
+            return False
+        name, number = name_of(sender), incarnation_of(sender)
+        return sender in self.dead or any(name_of(w) == name and incarnation_of(w) > number for w in self.listed)
 
     def save_now(self) -> list[Effect]:
         """Order a checkpoint of the newest applied step, if a drafter lives and it is not saved yet."""

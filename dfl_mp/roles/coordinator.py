@@ -2,7 +2,7 @@
 
     python -m dfl_mp.roles.coordinator RUN_DIR
 
-consumes: messages of workers and launcher
+consumes: messages of workers, launcher and operators
 waits for: the next one, at most until the next progress report
 unblocked by: any message
 produces: what the state machine orders, carried out in order; ledger, events, checkpoints' names; Progress; Finished
@@ -21,6 +21,8 @@ from dfl_mp.messages import (
     COORDINATOR,
     LAUNCHER,
     Alive,
+    Answer,
+    Command,
     Died,
     Finished,
     Heartbeat,
@@ -36,6 +38,7 @@ from dfl_mp.messages import (
     Status,
     Stop,
     WorkerLine,
+    is_operator,
     role_of,
 )
 from dfl_mp.metrics import SMOOTH_STEPS, mean_of
@@ -53,6 +56,7 @@ from dfl_mp.protocol.effects import (
 )
 from dfl_mp.roles.common import TRANSPORT, Job, begin
 from dfl_mp.roles.ledger import Ledger
+from dfl_mp.roles.operators import Operators
 from dfl_mp.transport.links import Hub
 
 PROGRESS_EVERY_S = 0.5
@@ -71,6 +75,7 @@ class CoordinatorRole:
         shape = Shape(c.train.packs_per_step, job.prepared.num_steps, c.checkpoint.every_steps)
         self.machine = Coordinator(shape, self.ledger.load())
         self.hub = Hub(job.run_dir)
+        self.operators = Operators(job.run_dir, self.machine, self.hub.send)
         self.status: dict[str, tuple[float, Status]] = {}
         self.killing: set[str] = set()
         newest = read_lines(job.run_dir / "metrics.jsonl")[-SMOOTH_STEPS:]
@@ -88,6 +93,7 @@ class CoordinatorRole:
             if time.monotonic() >= next_report:
                 next_report = time.monotonic() + PROGRESS_EVERY_S
                 self._watch_deadlines()
+                self._carry_out(self.operators.watch(time.monotonic()))
                 self.hub.send(LAUNCHER, self._progress())
         self._end()
         return 0
@@ -103,7 +109,11 @@ class CoordinatorRole:
         if received is None:
             return
         sender, message = received
-        if isinstance(message, Heartbeat):
+        if is_operator(sender):
+            self._on_operator(sender, message)
+        elif self.machine.is_past(sender):
+            self.hub.send(sender, Stop())
+        elif isinstance(message, Heartbeat):
             self.status[sender] = (time.monotonic(), message.status)
         elif isinstance(message, RingProved):
             fields = {"drafter": sender, "target": message.target, "kind": message.kind}
@@ -115,6 +125,8 @@ class CoordinatorRole:
         elif isinstance(message, Shutdown) and sender == LAUNCHER:
             self.shutdown = message
             self._carry_out(self.machine.save_now())
+        elif isinstance(message, Answer) and sender == LAUNCHER:
+            self.hub.send(message.operator, message)
         elif sender == LAUNCHER and not isinstance(message, Alive | Started | Died):
             self._event("refused_message", reason=f"{type(message).__name__} from the launcher")
         else:
@@ -123,6 +135,14 @@ class CoordinatorRole:
             if isinstance(message, Alive):
                 self.ledger.sweep(message.workers)
             self._carry_out(self.machine.handle(sender, message))
+
+    def _on_operator(self, operator: str, message: Message) -> None:
+        if not isinstance(message, Command) or message.operator != operator:
+            self._event("refused_message", reason=f"{type(message).__name__} from {operator}")
+        elif message.what == "status":
+            self.hub.send(operator, self._progress())
+        else:
+            self._carry_out(self.operators.take(message, time.monotonic()))
 
     def _carry_out(self, effects: list[Effect]) -> None:
         for effect in effects:
@@ -140,6 +160,7 @@ class CoordinatorRole:
                 case Publish():
                     folder = self.ledger.publish(effect.steps, effect.folder)
                     self._event("checkpoint_saved", steps=effect.steps, folder=str(folder))
+                    self.operators.published(effect.steps)
                 case Note():
                     self._event(effect.event, **effect.fields)
                 case Restart():
@@ -242,6 +263,7 @@ class CoordinatorRole:
         for worker in sorted(self.machine.hellos):
             if worker not in self.machine.dead and role_of(worker) in ("target", "drafter"):
                 self.hub.send(worker, Stop())
+        self.operators.close()
         self.hub.send(LAUNCHER, self._progress())
         self.hub.send(LAUNCHER, Finished(error=self.error))
         time.sleep(0.2)  # LINGER is 0: let the last messages leave

@@ -1,5 +1,5 @@
-"""Links: a star of ZeroMQ sockets on `ipc://`, one ROUTER in the coordinator, one DEALER per worker and one for the
-launcher.
+"""Links: a star of ZeroMQ sockets on `ipc://`, one ROUTER in the coordinator, one DEALER per worker, one for the
+launcher, and one for each command of an operator.
 
 Knows nothing of training; carries messages of `dfl_mp.messages`. Delivery on one link is in order; a link that broke is
 never mended but replaced (`Link.reopen`), and the first word on the new one says where its owner stands. Every wait
@@ -20,7 +20,7 @@ import zmq
 from zmq.utils.monitor import recv_monitor_message
 
 from dfl_mp.errors import RefusedMessage, TransportError
-from dfl_mp.messages import LAUNCHER, MAX_BYTES, Message, decode, encode, is_worker
+from dfl_mp.messages import LAUNCHER, MAX_BYTES, Message, decode, encode, is_operator, is_worker
 
 SOCKET_PATH_MAX = 100
 """Bytes; the kernel takes 107 with the terminating zero, ZeroMQ wants some."""
@@ -60,7 +60,7 @@ def _options(socket: zmq.Socket[bytes]) -> None:
 
 
 class Hub:
-    """The coordinator's end. Senders are worker ids or `launcher`; anything else is refused."""
+    """The coordinator's end. Senders are worker ids, operators or `launcher`; anything else is refused."""
 
     def __init__(self, run_dir: Path) -> None:
         """Raises TransportError if another coordinator of this run lives: a second bind would silently steal the
@@ -92,7 +92,7 @@ class Hub:
         if len(frames) != 2:
             raise RefusedMessage(f"{len(frames)} frames; 2 are expected")
         sender = frames[0].decode("ascii", errors="replace")
-        if sender != LAUNCHER and not is_worker(sender):
+        if sender != LAUNCHER and not is_worker(sender) and not is_operator(sender):
             raise RefusedMessage(f"sender {sender[:64]!r} is not a worker id")
         try:
             return sender, decode(frames[1])
