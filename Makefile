@@ -2,12 +2,16 @@
 PYTHON ?= python3
 PY := .venv/bin/python
 ARGS ?=
+ORDERS := status kill restart remove add-drafter checkpoint stop
 
-.PHONY: help train attach test check conformance
+.PHONY: help train attach resume $(ORDERS) test check conformance
 
 help:
 	@echo 'make train ARGS="..."   train a drafter; without ARGS the quickstart, minutes on a laptop without a GPU'
 	@echo 'DETACH=1 make train ...  the same without this terminal; make attach [RUN=runs/...] shows it again'
+	@echo 'make resume RUN=runs/x  go on with a run that ended early'
+	@echo 'make status|stop|checkpoint|add-drafter [RUN=runs/x], make kill|restart|remove WORKER=drafter-1 [RUN=runs/x]'
+	@echo '                        look after a run that is under way, see docs/operating.md'
 	@echo 'make test               all tests that need no GPU'
 	@echo 'make check              format, lint, types and tests, as CI runs them'
 	@echo 'make conformance        the exported folder in the public dflash reader'
@@ -18,6 +22,12 @@ train: .venv/ready
 
 attach: .venv/ready
 	@exec $(PY) -m launcher attach $(RUN)
+
+resume: .venv/ready
+	@exec $(PY) -m launcher resume $(RUN) $(ARGS)
+
+$(ORDERS): .venv/ready
+	@exec $(PY) -m launcher $@ $(if $(WORKER),$(or $(RUN),runs/latest) $(WORKER),$(RUN)) $(ARGS)
 
 test: .venv/ready
 	@$(PY) -m pytest -m "not gpu" $(ARGS)

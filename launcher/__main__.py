@@ -4,17 +4,22 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Sequence
+from functools import partial
 
 from dfl_mp.errors import ConfigError, DflError
-from launcher import attach, compose, detach, help, train
+from launcher import attach, compose, ctl, detach, help, resume, train
 
 COMMANDS: dict[str, tuple[str, Callable[[Sequence[str]], int]]] = {
     "train": ("train a drafter; with run.dir= of a run that exists, go on with it", train.main),
+    "resume": ("go on with a run that ended early: resume [RUN] [override ...]", resume.main),
     "attach": ("show the screen of a run that is under way: attach [RUN], the newest when left out", attach.main),
+    **{name: (line, partial(ctl.main, name)) for name, line in ctl.HELP.items()},
 }
 
 
 def main(arguments: Sequence[str]) -> int:
+    if arguments and arguments[0] in ctl.HELP and not {"--help", "-h"} & set(arguments):
+        return ctl.main(arguments[0], arguments[1:])
     usage = help.text({name: line for name, (line, _) in COMMANDS.items()})
     if "--help" in arguments or "-h" in arguments:
         print(usage)

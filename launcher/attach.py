@@ -37,7 +37,7 @@ def main(arguments: Sequence[str]) -> int:
         return _over(run_dir, screen)
     except KeyboardInterrupt:
         screen.close()
-        screen.say(f"the run goes on; again: make attach RUN={short(run_dir)}; stop it: kill {launcher_of(run_dir)}")
+        screen.say(f"the run goes on; again: make attach RUN={short(run_dir)}; stop it: make stop RUN={short(run_dir)}")
         return 0
     finally:
         screen.close()
@@ -71,7 +71,6 @@ def running(run_dir: Path) -> bool:
 def _over(run_dir: Path, screen: Live | Plain) -> int:
     ends = [event for event in read_lines(run_dir / "events.jsonl") if event["event"] in ("run_started", "run_stopped")]
     last = ends[-1] if ends else {"event": "run_started"}
-    begun = [event for event in ends if event["event"] == "run_started"]
     if last.get("reason") == "done" and (run_dir / "summary.json").exists():
         screen.finish(summary.ending(run_dir))
         return 0
@@ -81,6 +80,6 @@ def _over(run_dir: Path, screen: Live | Plain) -> int:
     else:
         screen.say(f"run {last['reason']}\n{last.get('error') or ''}".rstrip())
     steps = len(read_lines(run_dir / "metrics.jsonl"))
-    again = shlex.quote(begun[-1].get("again", f"run.dir={run_dir}") if begun else f"run.dir={run_dir}")
-    screen.say(f"{steps} steps are committed; logs are in {short(run_dir / 'logs')}; go on: make train ARGS={again}")
+    screen.say(f"{steps} steps are committed; logs are in {short(run_dir / 'logs')}")
+    screen.say(f"go on: make resume RUN={short(run_dir)}")
     return 1

@@ -58,6 +58,10 @@ class Child:
         self._born = time.monotonic()
         self.stuck = ""
         """Why the coordinator had it killed; empty when it did not."""
+        self.ordered = False
+        """An operator ended it: its death is no crash."""
+        self.kill_at: float | None = None
+        """When it is killed if it has not ended by then."""
         self.suspect: int | None = None
         """The pack to blame for its death, until a coordinator has been told."""
 
@@ -79,11 +83,15 @@ class Child:
     @property
     def own_doing(self) -> bool:
         """It exited or crashed by itself, or was killed as stuck; False after a signal from outside."""
+        if self.ordered:
+            return False
         if self.stuck or self.code is None:
             return bool(self.stuck)
         return self.code >= 0 or -self.code in CRASH_SIGNALS
 
     def how_it_ended(self) -> str:
+        if self.ordered:
+            return "ended by an operator"
         if self.stuck:
             return f"killed as stuck: {self.stuck}"
         return (

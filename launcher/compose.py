@@ -51,6 +51,21 @@ def load(overrides: Sequence[str]) -> Config:
     return parse({str(key): value for key, value in plain.items()})
 
 
+def read_overrides(overrides: Sequence[str]) -> list[tuple[str, Any]]:
+    """(field, value) of overrides without groups. Raises ConfigError."""
+    from hydra.core.override_parser.overrides_parser import OverridesParser
+    from hydra.errors import HydraException
+
+    try:
+        read = OverridesParser.create().parse_overrides(list(overrides))
+    except HydraException as error:
+        raise ConfigError(_one_line(error)) from None
+    for override in read:
+        if override.is_delete() or override.is_sweep_override():
+            raise ConfigError(f"{override.input_line}: one value is needed, as FIELD=VALUE")
+    return [(override.key_or_group, override.value()) for override in read]
+
+
 def to_yaml(overrides: Sequence[str]) -> str:
     """The composed tree as YAML."""
     from omegaconf import OmegaConf

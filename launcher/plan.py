@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 from dfl_mp.config import ClusterConfig
@@ -52,6 +53,34 @@ def plan(cluster: ClusterConfig, machine: Machine, packs_per_step: int) -> Plan:
         targets, drafters = _on_cpu(cluster, machine.num_cores, packs_per_step)
         threads = cluster.threads_per_worker
     return Plan(targets, drafters, threads, (*skipped, *_share_notes(packs_per_step, len(drafters))))
+
+
+def one_more_drafter(
+    places: Mapping[str, Placement], removed: Collection[str], machine: Machine, packs_per_step: int
+) -> Placement:
+    """Where one more drafter goes while a run is under way: the place of one that was removed, else the next index.
+
+    Raises ConfigError with the reason when it does not fit.
+    """
+    living = {name: place for name, place in places.items() if name not in removed}
+    drafters = [name for name in living if name.startswith("drafter-")]
+    if len(drafters) >= packs_per_step:
+        raise ConfigError(f"train.packs_per_step={packs_per_step}: with {len(drafters) + 1} drafters some never work")
+    freed = sorted(name for name in places if name in removed and name.startswith("drafter-"))
+    if freed:
+        return places[freed[0]]
+    name = next(f"drafter-{i}" for i in range(len(places) + 1) if f"drafter-{i}" not in places)
+    if all(place.gpu is None for place in places.values()):
+        most = WORKERS_PER_CORE * machine.num_cores
+        if len(living) >= most:
+            raise ConfigError(f"{machine.num_cores} cores take {most} workers, and so many there are")
+        return Placement(name, None)
+    owners = {place.gpu.name: owner for owner, place in living.items() if place.gpu}
+    for gpu in machine.free_gpus:
+        if gpu.name not in owners:
+            return Placement(name, gpu)
+    used = (f"GPU {gpu.name}: {owners.get(gpu.name) or gpu.busy_by}" for gpu in machine.gpus)
+    raise ConfigError(f"no GPU is free ({'; '.join(used)})")
 
 
 def work_share(packs_per_step: int, num_drafters: int) -> float:

@@ -10,10 +10,23 @@ from dfl_mp import blackbox
 from dfl_mp.config import Config
 from dfl_mp.errors import ConfigError, WorkerFailed
 from dfl_mp.log import read_lines
-from dfl_mp.messages import Alive, Died, Finished, KillWorker, Message, Progress, Shutdown, Started, is_worker
+from dfl_mp.messages import (
+    Alive,
+    Answer,
+    Command,
+    Died,
+    Finished,
+    KillWorker,
+    Message,
+    Progress,
+    Shutdown,
+    Started,
+    is_worker,
+)
 from dfl_mp.specs import Prepared
 from launcher import stop
 from launcher.child import Child
+from launcher.commands import Commands
 from launcher.console import Console
 from launcher.crew import MODULES, Crew
 from launcher.plan import Placement, Plan
@@ -54,6 +67,7 @@ class Supervisor:
         """Times of each worker's deaths since the last committed step."""
         self._due: dict[str, float] = {}
         """When to start a dead worker again."""
+        self._commands = Commands(self.crew, self._places, self._due, self._deaths, config.train.packs_per_step)
         self._step = 0
         self._ending: Shutdown | None = None
         """What a coordinator that has not been greeted yet is told as well."""
@@ -120,6 +134,7 @@ class Supervisor:
             self._on_message(message)
         for child in self._bury(0):
             self._on_death(child)
+        self._commands.press()
         self._start_due()
         self._look_at_starts()
         self._show()
@@ -138,8 +153,19 @@ class Supervisor:
                 for child in self.crew.alive.values():
                     if child.id == message.worker:
                         self._kill_stuck(child, message.reason)
+            case Command():
+                self._obey(message)
             case Finished():
                 self._verdict = message.error
+
+    def _obey(self, command: Command) -> None:
+        if self._ending is not None or self._verdict is not None:
+            answer = Answer(operator=command.operator, code=1, text="the run is ending")
+        else:
+            answer = self._commands.obey(command)
+        if answer.code == 0:
+            self.console.notice(f"{command.what}: {answer.text}")
+        self._post.tell(answer)
 
     def _on_death(self, child: Child) -> None:
         if child.name == "coordinator":
@@ -149,7 +175,10 @@ class Supervisor:
             self._post.anew()
         else:
             ready, pack = blackbox.read(self.run.path, child.id)
-            if not ready and child.own_doing and not child.stuck and self.crew.first_incarnation(child):
+            failed = not ready and child.own_doing and not child.stuck and self.crew.first_incarnation(child)
+            if failed and self._commands.gives_up(child):
+                self.console.notice(f"{child.name} failed to start; the run goes on without it (see {child.log})")
+            elif failed:
                 if child.code == 2:
                     raise ConfigError(_complaint(child))
                 raise WorkerFailed(f"{child.name} failed to start\n{_report([child])}")
@@ -160,6 +189,8 @@ class Supervisor:
             self._plan_restart(child)
 
     def _plan_restart(self, child: Child) -> None:
+        if self._commands.settles(child):
+            return
         now = time.monotonic()
         deaths = self._deaths.setdefault(child.name, [])
         deaths.append(now)

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import shlex
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from dfl_mp.config import Config, with_dtypes
 from dfl_mp.errors import ConfigError, WorkerFailed
@@ -19,17 +18,24 @@ from launcher.run_dir import RunDir, open_run
 from launcher.signals import Signals
 from launcher.stop import Interrupted
 from launcher.supervisor import Supervisor
+from launcher.tail import short
 
 
-def main(overrides: Sequence[str], modules: Mapping[str, str] = MODULES, report: Report | None = None) -> int:
-    """Train; returns 0 done, 1 failed or stopped. With `report` its output goes into the run's folder.
+def main(
+    overrides: Sequence[str],
+    modules: Mapping[str, str] = MODULES,
+    report: Report | None = None,
+    load: Callable[[Sequence[str]], Config] = compose.load,
+) -> int:
+    """Train; returns 0 done, 1 failed or stopped. With `report` its output goes into the run's folder; `load` makes
+    the config from the overrides.
 
     Raises ConfigError when the user's input is wrong.
     """
     lasting.install()
     signals = Signals()
     try:
-        config = compose.load(overrides)
+        config = load(overrides)
         _find_files(config)
         placed = plan(config.cluster, machine.look(), config.train.packs_per_step)
         config = with_dtypes(config, gpu=placed.workers[0].gpu is not None)
@@ -37,7 +43,10 @@ def main(overrides: Sequence[str], modules: Mapping[str, str] = MODULES, report:
         try:
             if report is not None:
                 report.move_into(run.path)
-            return _supervise(Supervisor(run, config, placed, signals, modules), overrides, report)
+            return _supervise(Supervisor(run, config, placed, signals, modules), report)
+        except ConfigError:
+            run.discard()
+            raise
         finally:
             run.close()
     finally:
@@ -51,14 +60,14 @@ def _find_files(config: Config) -> None:
         find_file(config.data.prompts, "data.prompts", "heldout.jsonl")
 
 
-def _supervise(supervisor: Supervisor, overrides: Sequence[str], report: Report | None) -> int:
+def _supervise(supervisor: Supervisor, report: Report | None) -> int:
     try:
-        return _live(supervisor, overrides, report)
+        return _live(supervisor, report)
     finally:
         supervisor.console.close()
 
 
-def _live(supervisor: Supervisor, overrides: Sequence[str], report: Report | None) -> int:
+def _live(supervisor: Supervisor, report: Report | None) -> int:
     run, config, console = supervisor.run, supervisor.config, supervisor.console
     say, note = console.say, supervisor.crew.note
     began = time.monotonic()
@@ -67,10 +76,11 @@ def _live(supervisor: Supervisor, overrides: Sequence[str], report: Report | Non
         say(f"{'resuming' if run.resumed else 'run'} {run.path}")
         _describe(supervisor)
         names = [place.name for place in supervisor.plan.workers]
-        note("run_started", resumed=run.resumed, workers=names, again=_again(run, overrides))
+        note("run_started", resumed=run.resumed, workers=names)
         supervisor.prepare()
         for line in memory.check(supervisor.plan, config, Prepared.read(run.path / "prepared.json")):
             say(line)
+        run.accept()
         if report is not None:
             report.prepared()
         supervisor.train()
@@ -79,7 +89,7 @@ def _live(supervisor: Supervisor, overrides: Sequence[str], report: Report | Non
     except Interrupted:
         reason = "interrupted"
         console.close()
-        say(f"stopped{_after(run)}; resume with: make train ARGS={shlex.quote(_again(run, overrides))}")
+        say(f"stopped{_after(run)}; resume with: make resume RUN={short(run.path)}")
     except WorkerFailed as error:
         said = str(error)
         console.close()
@@ -117,8 +127,3 @@ def _plan_line(placed: Plan) -> str:
 def _after(run: RunDir) -> str:
     steps = len(read_lines(run.path / "metrics.jsonl"))
     return f" after {steps} steps" if steps else ""
-
-
-def _again(run: RunDir, overrides: Sequence[str]) -> str:
-    words = [word for word in overrides if not word.startswith("run.dir=")]
-    return shlex.join([*words, f"run.dir={run.path}"])

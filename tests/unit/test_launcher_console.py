@@ -32,7 +32,7 @@ from launcher.tail import Follower, Scene, Tail, rate
 from launcher.words import bar, buckets, ends, sparkline
 
 WIDTHS = (60, 80, 140)
-STARTED = {"time": 0.0, "event": "run_started", "resumed": False, "again": "optim.lr=1 run.dir=/r"}
+STARTED = {"time": 0.0, "event": "run_started", "resumed": False}
 EVENTS = (
     STARTED,
     {"time": 1.0, "event": "transport_proved", "worker": "coordinator", "target": "target-0.1", "kind": "shm"},
@@ -287,7 +287,7 @@ def test_attach_to_a_run_that_is_over(finished: Path, capsys: pytest.CaptureFixt
     )
     assert attach.main([str(finished)]) == 1
     said = capsys.readouterr().out
-    assert "run failed\ndrafter-0 died\nTraceback" in said and "go on: make train ARGS='optim.lr=1 run.dir=/r'" in said
+    assert "run failed\ndrafter-0 died\nTraceback" in said and f"go on: make resume RUN={finished}" in said
     write_events(finished)
     assert attach.main([str(finished)]) == 1
     assert "gone without a word" in capsys.readouterr().out

@@ -1,0 +1,217 @@
+"""An operator's commands to a run that is under way: `python -m launcher kill|... [RUN] [WORKER]`.
+
+A peer of the coordinator like any worker: a command goes to it, from there to the launcher when it is about processes,
+and the answer comes back the same way. `stop` is Ctrl-C by a signal: it has to work without a coordinator too."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, cast
+
+from dfl_mp.errors import ConfigError, DflError, RefusedMessage
+from dfl_mp.log import read_lines
+from dfl_mp.messages import Answer, Command, Message, Progress
+from dfl_mp.transport.links import Link
+from launcher import attach, status
+from launcher.attach import launcher_of, running
+from launcher.snapshot import Snapshot
+from launcher.tail import short
+
+HELP = {
+    "status": "state, rates and workers of a run: status [RUN] [--json]",
+    "kill": "SIGKILL a worker; it starts again: kill [RUN] WORKER",
+    "restart": "end a worker and start it again, also one that was removed: restart [RUN] WORKER",
+    "remove": "end a worker and go on without it: remove [RUN] WORKER",
+    "add-drafter": "one more drafter, on a free GPU or the CPU: add-drafter [RUN]",
+    "checkpoint": "save a checkpoint now and wait for it: checkpoint [RUN]",
+    "stop": "as Ctrl-C: save, then end the run: stop [RUN]",
+}
+OF_A_WORKER = ("kill", "restart", "remove")
+ANSWER_WITHIN_S = 5.0
+SAVE_WITHIN_S = 60.0
+LOOK_S = 0.2
+SAY_EVERY_S = 5.0
+
+What = Literal["status", "checkpoint", "kill", "restart", "remove", "add-drafter"]
+
+
+@dataclass(frozen=True)
+class Asked:
+    run_dir: Path
+    worker: str
+
+
+def main(name: str, words: Sequence[str]) -> int:
+    """Carry out one command; 0 done, 1 not now (said why). Raises ConfigError for wrong words or an unknown run."""
+    as_json = "--json" in words and name == "status"
+    asked = read(name, [word for word in words if not (as_json and word == "--json")])
+    try:
+        if name == "stop":
+            return _stop(asked.run_dir)
+        return _status(asked.run_dir, as_json) if name == "status" else _order(name, asked)
+    except NotNow as error:
+        print(f"{name}: {error}", file=sys.stderr)
+        return 1
+
+
+def read(name: str, words: Sequence[str]) -> Asked:
+    """`[RUN] [WORKER]`; a single word is a worker where the command takes one and it looks like one.
+
+    Raises ConfigError.
+    """
+    for word in words:
+        if word.startswith("-"):
+            raise ConfigError(f"{name}: unknown option {word!r}")
+    takes = name in OF_A_WORKER
+    if len(words) > 1 + takes:
+        raise ConfigError(f"{name}: too many words; usage: {HELP[name].rpartition(': ')[2]}")
+    if takes and len(words) == 1 and re.fullmatch(r"(target|drafter)-\d+", words[0]):
+        return Asked(attach.find([]), words[0])
+    worker = words[1] if len(words) > 1 else ""
+    return Asked(attach.find(words[:1]), worker)
+
+
+# ---- asking ----------------------------------------------------------------------------------------------------------
+
+
+class NotNow(DflError):
+    """The run cannot answer; the message says why."""
+
+
+class Asking:
+    """One command on its way, and what comes back."""
+
+    def __init__(self, run_dir: Path, what: What, worker: str = "") -> None:
+        """Sends the command. Raises NotNow when there is nobody to take it."""
+        self._run_dir = run_dir
+        self._link = Link(run_dir, f"ctl-{os.getpid()}")
+        try:
+            self._connect(time.monotonic() + ANSWER_WITHIN_S)
+            self._link.send(Command(what=what, worker=worker, operator=f"ctl-{os.getpid()}"))
+        except BaseException:
+            self._link.close()
+            raise
+
+    def _connect(self, until: float) -> None:
+        while not self._link.connected(LOOK_S):
+            refuse_unless_training(self._run_dir)
+            if time.monotonic() >= until:
+                raise NotNow("the coordinator is starting (again) and does not answer yet; try again")
+
+    def next(self, within: float) -> Message:
+        """The next message. Raises NotNow when it does not come, or the coordinator goes."""
+        until = time.monotonic() + within
+        while (left := until - time.monotonic()) > 0:
+            try:
+                message = self._link.receive(left)
+            except RefusedMessage as error:
+                raise NotNow(f"cannot read the answer: {error}") from None
+            if message is not None:
+                return message
+            if self._link.broken:
+                time.sleep(LOOK_S)  # a run that ends takes its coordinator along first
+                refuse_unless_training(self._run_dir)
+                raise NotNow("the coordinator went away before it answered; look at make status, then try again")
+        raise NotNow(f"no answer within {within:.0f} s")
+
+    def close(self) -> None:
+        self._link.close()
+
+
+def refuse_unless_training(run_dir: Path) -> None:
+    """Raises NotNow when the run is over, or in a phase without workers."""
+    if not running(run_dir):
+        raise NotNow(f"{short(run_dir)} is over; go on with it: make resume RUN={short(run_dir)}")
+    snapshot = Snapshot.read(run_dir)
+    if snapshot is not None and snapshot.pid == launcher_of(run_dir) and snapshot.phase in ("prepare", "evaluate"):
+        raise NotNow(f"the run is in its phase {snapshot.phase}, which has no targets and drafters")
+
+
+def _order(name: str, asked: Asked) -> int:
+    refuse_unless_training(asked.run_dir)
+    asking = Asking(asked.run_dir, cast(What, name), asked.worker)
+    try:
+        within = ANSWER_WITHIN_S
+        while True:
+            answer = asking.next(within)
+            if not isinstance(answer, Answer):
+                continue
+            if answer.code is None:
+                print(answer.text, flush=True)
+                within = SAVE_WITHIN_S
+                continue
+            done = answer.code == 0
+            print(answer.text if done else f"{name}: {answer.text}", file=sys.stdout if done else sys.stderr)
+            return answer.code
+    finally:
+        asking.close()
+
+
+# ---- status ----------------------------------------------------------------------------------------------------------
+
+
+def _status(run_dir: Path, as_json: bool) -> int:
+    if not running(run_dir):
+        if as_json:
+            print(json.dumps(status.over(run_dir)))
+            return 0
+        return attach.main([str(run_dir)])
+    snapshot, problem, progress = Snapshot.read(run_dir), "", None
+    try:
+        refuse_unless_training(run_dir)
+        asking = Asking(run_dir, "status")
+        try:
+            progress = asking.next(ANSWER_WITHIN_S)
+        finally:
+            asking.close()
+    except NotNow as error:
+        problem = str(error)
+    assert progress is None or isinstance(progress, Progress)
+    seen = status.gather(run_dir, snapshot, progress)
+    if as_json:
+        print(json.dumps(seen))
+    else:
+        status.show(seen)
+    if seen["phase"] in ("train", "stopping") and progress is None:
+        print(f"status: {problem}; this is what was known last", file=sys.stderr)
+        return 1
+    return 0
+
+
+# ---- stop ------------------------------------------------------------------------------------------------------------
+
+
+def _stop(run_dir: Path) -> int:
+    if not running(run_dir):
+        raise NotNow(f"{short(run_dir)} is over already")
+    pid = launcher_of(run_dir)
+    assert pid is not None
+    snapshot = Snapshot.read(run_dir)
+    if snapshot is None or snapshot.phase != "stopping":  # a second signal would cut the first one's saving short
+        os.kill(pid, signal.SIGTERM)
+    print(f"{short(run_dir)} (process {pid}) saves and ends ...", flush=True)
+    began = said = time.monotonic()
+    deadlines = json.loads((run_dir / "config.json").read_text())["deadline"]
+    within = deadlines["save"] + 3 * deadlines["stop"] + 20.0
+    while running(run_dir) and launcher_of(run_dir) == pid:
+        now = time.monotonic()
+        if now - began > within:
+            raise NotNow(f"it has not ended after {within:.0f} s; kill {pid} makes it hurry, kill -9 {pid} ends it")
+        if now - said > SAY_EVERY_S:
+            said = now
+            print(f"stopping, {now - began:.0f} s", flush=True)
+        time.sleep(LOOK_S / 4)
+    reason = status.over(run_dir)["reason"]
+    steps = len(read_lines(run_dir / "metrics.jsonl"))
+    print(f"{'done' if reason == 'done' else 'stopped'} after {steps} steps")
+    if reason != "done":
+        print(f"resume with: make resume RUN={short(run_dir)}")
+    return 0
