@@ -44,7 +44,7 @@ WORDS: dict[str, Callable[[Event], tuple[str, str] | None]] = {
     "pack_set_aside": lambda e: (f"pack {e['pack']} set aside: it ended its worker twice", BAD),
     "rewound": lambda e: (f"went back from step {e['from']} to {e['to']}", BAD),
     "coordinator_restart": lambda e: (f"coordinator starts again: {e['reason']}", BAD),
-    "transport_fallback": lambda e: (f"{e['target']} goes over /dev/shm: {e['reason']}", BAD),
+    "transport_fallback": lambda e: (f"{e['target']} goes over shared memory: {e['reason']}", BAD),
     "order_late": lambda e: (f"late: {e['order']}", BAD),
 }
 

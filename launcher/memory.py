@@ -1,4 +1,5 @@
-"""Before a worker starts: does what was planned fit into the GPUs and into /dev/shm? Estimates, from shapes alone.
+"""Before a worker starts: does what was planned fit into the GPUs and into the machine's memory? Estimates, from
+shapes alone.
 
 Measured beside it on an H200: a Qwen3-8B drafter, 1 row of 4096 tokens with 512 anchors, peaked at 35.2 GB; this says
 35.9.
@@ -6,8 +7,9 @@ Measured beside it on an H200: a Qwen3-8B drafter, 1 row of 4096 tokens with 512
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass
+
+import psutil
 
 from dfl_mp.config import Config
 from dfl_mp.errors import ConfigError
@@ -72,14 +74,14 @@ def drafter_need(config: Config, p: Prepared) -> Need:
     return Need((*parts, ("CUDA", CONTEXT)))
 
 
-def check(plan: Plan, config: Config, p: Prepared, shm_free: int | None = None) -> tuple[str, ...]:
+def check(plan: Plan, config: Config, p: Prepared, memory_free: int | None = None) -> tuple[str, ...]:
     """Lines about what each GPU will hold.
 
-    Raises ConfigError naming the GPU, or /dev/shm, that is too small, and what would make it fit.
+    Raises ConfigError naming the GPU that is too small, or the machine's memory, and what would make it fit.
     """
     on_cuda = plan.workers[0].gpu is not None and config.cluster.transport == "auto"
     if not on_cuda:
-        _check_shm(len(plan.targets) * ring(config, p), _shm_free() if shm_free is None else shm_free)
+        _check_rings(len(plan.targets) * ring(config, p), _free() if memory_free is None else memory_free)
     needs: dict[str, list[tuple[str, Need]]] = {}
     free: dict[str, int] = {}
     for place in plan.workers:
@@ -101,14 +103,13 @@ def check(plan: Plan, config: Config, p: Prepared, shm_free: int | None = None) 
     return tuple(lines)
 
 
-def _check_shm(wanted: int, free: int) -> None:
+def _check_rings(wanted: int, free: int) -> None:
     if wanted > free:
         raise ConfigError(
-            f"cluster.slots_per_target: the rings need {wanted / GIB:.2f} GiB of /dev/shm, which has {free / GIB:.2f} "
-            "GiB free; fewer slots, data.rows_per_pack or data.row_tokens need less"
+            f"cluster.slots_per_target: the rings need {wanted / GIB:.2f} GiB of memory, of which {free / GIB:.2f} GiB "
+            "are free; fewer slots, data.rows_per_pack or data.row_tokens need less"
         )
 
 
-def _shm_free() -> int:
-    stats = os.statvfs("/dev/shm")
-    return stats.f_bavail * stats.f_frsize
+def _free() -> int:
+    return int(psutil.virtual_memory().available)

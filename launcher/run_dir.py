@@ -8,18 +8,16 @@ import json
 import os
 import shutil
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from dfl_mp.config import Config
 from dfl_mp.errors import ConfigError
 from dfl_mp.log import write_json
-from dfl_mp.names import shm_prefix
 from dfl_mp.transport.links import socket_path
 
 RUNS = Path("runs")
-SHM = Path("/dev/shm")
 LOCK = "lock"
 MATHEMATICS = ("target", "drafter", "data", "optim", "train")
 FREE = ("data.cache_dir", "data.prompts")
@@ -29,14 +27,31 @@ FREE = ("data.cache_dir", "data.prompts")
 class RunDir:
     """An open run folder; `close` gives the lock back and sweeps."""
 
-    def __init__(self, path: Path, resumed: bool, lock: int) -> None:
+    def __init__(self, path: Path, resumed: bool, lock: int, made: Sequence[Path] = (), latest: bool = False) -> None:
         self.path = path
         self.resumed = resumed
         self._lock = lock
+        self._made = made
+        """Folders that this launch has made, the run's own first, those around it behind."""
+        self._latest = latest
 
     @property
     def logs(self) -> Path:
         return self.path / "logs"
+
+    def accept(self) -> None:
+        """The input is good: the folder stays; one in the default place is the latest run from now on."""
+        self._made = ()
+        if self._latest:
+            _point_latest_at(self.path)
+
+    def discard(self) -> None:
+        """Remove what this launch has made, unless it was accepted. The lock is held until `close`."""
+        if self._made:
+            shutil.rmtree(self.path, ignore_errors=True)
+            for folder in self._made[1:]:
+                with contextlib.suppress(OSError):  # somebody else uses it by now
+                    folder.rmdir()
 
     def close(self) -> None:
         sweep(self.path)
@@ -49,26 +64,22 @@ def open_run(config: Config) -> tuple[RunDir, Config]:
     Raises ConfigError: the folder cannot be used, is in use, or belongs to a run with other mathematics.
     """
     os.umask(0o077)
-    path = _folder(config)
+    path, made = _folder(config)
     lock = _take_lock(path)
     try:
         written = config.model_copy(update={"run": config.run.model_copy(update={"dir": str(path)})})
         resumed = _refuse_other_mathematics(path, written)
         (path / "logs").mkdir(mode=0o700, exist_ok=True)
         write_json(path / "config.json", written.model_dump(mode="json"))
-        if config.run.dir is None:
-            _point_latest_at(path)
     except BaseException:
         os.close(lock)
         raise
     sweep(path)
-    return RunDir(path, resumed, lock), written
+    return RunDir(path, resumed, lock, made, latest=config.run.dir is None), written
 
 
 def sweep(path: Path) -> None:
     """Remove what killed workers of this run left outside its folder."""
-    for file in SHM.glob(f"{shm_prefix(path)}*"):
-        file.unlink(missing_ok=True)
     sockets = socket_path(path).parent
     if not sockets.is_relative_to(path.resolve()):
         shutil.rmtree(sockets, ignore_errors=True)
@@ -80,18 +91,21 @@ def first_incarnation(path: Path) -> int:
     return 1 + max((int(number) for number in numbers if number.isdecimal()), default=0)
 
 
-def _folder(config: Config) -> Path:
+def _folder(config: Config) -> tuple[Path, list[Path]]:
+    """(the run's folder, which folders had to be made for it)"""
     if config.run.dir is not None:
         if not config.run.dir.strip():
             raise ConfigError("run.dir: is empty; leave it out or name a folder")
         return _given(Path(config.run.dir).expanduser())
     stem = f"{time.strftime('%Y%m%d-%H%M%S')}-{config.run.name}"
     try:
+        around = _missing(RUNS.resolve())
         RUNS.mkdir(exist_ok=True)
         for name in _names(stem):
             with contextlib.suppress(FileExistsError):
                 (RUNS / name).mkdir(mode=0o700)
-                return (RUNS / name).resolve()
+                path = (RUNS / name).resolve()
+                return path, [path, *around]
     except OSError as error:
         raise ConfigError(f"run.dir: no folder can be made in {RUNS.resolve()}: {error.strerror}") from None
     raise AssertionError("unreachable")
@@ -105,9 +119,15 @@ def _names(stem: str) -> Iterator[str]:
         number += 1
 
 
-def _given(path: Path) -> Path:
+def _missing(path: Path) -> list[Path]:
+    """The folder and those around it that do not exist, the innermost first."""
+    return [folder for folder in (path, *path.parents) if not folder.exists()]
+
+
+def _given(path: Path) -> tuple[Path, list[Path]]:
     """The user's own choice: made, or taken when it is empty or a run's. Raises ConfigError."""
     try:
+        made = _missing(path.resolve())
         path.mkdir(mode=0o700, parents=True, exist_ok=True)
         info = path.stat()
         if info.st_uid != os.getuid() or info.st_mode & 0o022:
@@ -118,7 +138,7 @@ def _given(path: Path) -> Path:
             raise ConfigError(f"run.dir: {path} is not empty and no run of dfl-mp")
     except OSError as error:
         raise ConfigError(f"run.dir: {path}: {error.strerror}") from None
-    return path.resolve()
+    return path.resolve(), made
 
 
 def _take_lock(path: Path) -> int:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 TRANSPORT = "transport.json"
-"""In the run folder once CUDA IPC has proved unusable: rings are in /dev/shm from then on."""
+"""In the run folder once CUDA IPC has proved unusable: rings are in shared memory from then on."""
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,6 @@ from pathlib import Path
 
 import torch
 
-from dfl_mp import names
 from dfl_mp.blackbox import BlackBox
 from dfl_mp.data.packs import PackStore
 from dfl_mp.errors import ConfigError, TransportError
@@ -41,7 +40,7 @@ class TargetRole:
         self.control = Control(job.run_dir, job.worker, self.machine)
 
     def _make_ring(self) -> RingOwner:
-        """On CUDA IPC where there is a GPU and nothing spoke against it, else in /dev/shm."""
+        """On CUDA IPC where there is a GPU and nothing spoke against it, else in shared memory."""
         p, c = self.job.prepared, self.job.config
         shape = (p.rows_per_pack, p.row_tokens, p.target.hidden_size * len(p.target.layer_ids))
         layout = (c.cluster.slots_per_target, shape, c.target.dtype)
@@ -50,8 +49,8 @@ class TargetRole:
             try:
                 return RingOwner.on_cuda(self.device, *layout)
             except TransportError as error:
-                say(f"{error}; features go through /dev/shm")
-        return RingOwner.on_shm(names.shm_prefix(self.job.run_dir) + self.job.worker, *layout)
+                say(f"{error}; features go through shared memory")
+        return RingOwner.on_shm(self.job.worker, *layout)
 
     def run(self) -> None:
         self.control.start()

@@ -1,27 +1,28 @@
 """Rings of fixed slots for tensors: a target owns one, drafters map it. Knows nothing of training.
 
-Two kinds behind one face. `shm`: a file in /dev/shm, 0600, on any machine. `cuda`: one device allocation, exported once
-by CUDA IPC. A slot is filled and copied as a whole; who may do so when is the protocol's business, not the ring's.
-Every copy is waited for on the host, on both sides. Behind the last slot lies a pattern: a reader checks it before it
-trusts the mapping.
+Two kinds behind one face. `shm`: anonymous shared memory (memfd) on any machine, which vanishes with its last user
+whatever kills that. `cuda`: one device allocation, exported once by CUDA IPC. A slot is filled and copied as a whole;
+who may do so when is the protocol's business, not the ring's. Every copy is waited for on the host, on both sides.
+Behind the last slot lies a pattern: a reader checks it before it trusts the mapping.
 """
 
 from __future__ import annotations
 
 import os
+import re
 import time
 import zlib
-from pathlib import Path
 from typing import Any
 
+import psutil
 import torch
 from torch import Tensor
 
 from dfl_mp.errors import RefusedMessage, TransportError
 from dfl_mp.messages import RingHandle
 
-SHM = Path("/dev/shm")
 PREFIX = "dfl-mp-"
+OTHERS_FILE = re.compile(r"/proc/\d+/fd/\d+")
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float64": torch.float64}
 PROOF_BYTES = 1 << 20
 PATTERN_SEED = 20602036
@@ -49,26 +50,22 @@ class RingOwner:
         fields = {"num_slots": num_slots, "shape": shape, "dtype": dtype, "checksum": checksum}
         self.handle = RingHandle.model_validate({**how, **fields})
         self._slots = _views(storage, self.handle)
+        self._fd: int | None = None
 
     @staticmethod
     def on_shm(name: str, num_slots: int, shape: tuple[int, int, int], dtype: str) -> RingOwner:
-        """Allocate the file `name` in /dev/shm.
+        """Allocate shared memory; others reach it through this process's open file.
 
         Raises TransportError naming the bytes wanted and free when it does not fit.
         """
-        size = ring_bytes(num_slots, shape, dtype)
-        stats = os.statvfs(SHM)
-        free = stats.f_bavail * stats.f_frsize
+        size, free = ring_bytes(num_slots, shape, dtype), psutil.virtual_memory().available
         if size > free:
-            raise TransportError(f"/dev/shm has {free >> 20} MiB free; a ring of {size >> 20} MiB does not fit")
-        path = SHM / name
-        fd = os.open(path, os.O_CREAT | os.O_RDWR | os.O_EXCL, 0o600)
-        try:
-            os.posix_fallocate(fd, 0, size)
-        finally:
-            os.close(fd)
-        storage = _open_shm(path, size)
-        return RingOwner(storage, {"kind": "shm", "path": str(path)}, num_slots, shape, dtype)
+            raise TransportError(f"{free >> 20} MiB of memory are free; a ring of {size >> 20} MiB does not fit")
+        fd = os.memfd_create(f"{PREFIX}{name}", os.MFD_CLOEXEC)
+        os.posix_fallocate(fd, 0, size)
+        owner = RingOwner(_open_shm(fd, size), {"kind": "shm", "path": _path(fd)}, num_slots, shape, dtype)
+        owner._fd = fd
+        return owner
 
     @staticmethod
     def on_cuda(device: torch.device, num_slots: int, shape: tuple[int, int, int], dtype: str) -> RingOwner:
@@ -88,10 +85,11 @@ class RingOwner:
         return self._slots[index]
 
     def close(self) -> None:
-        """Drop the memory; a file in /dev/shm is removed, mappings of others stay readable."""
+        """Drop the memory; nobody can map it any more, mappings of others stay readable."""
         self._slots = []
-        if self.handle.kind == "shm":
-            Path(self.handle.path).unlink(missing_ok=True)
+        if self._fd is not None:
+            os.close(self._fd)
+            self._fd = None
 
 
 class RingView:
@@ -138,26 +136,34 @@ def _views(storage: Tensor, handle: RingHandle) -> list[Tensor]:
     return [t.view(handle.shape) for t in typed]
 
 
-def _open_shm(path: Path, size: int) -> Tensor:
+def _path(fd: int) -> str:
+    """How another process of this user opens this process's file."""
+    return f"/proc/{os.getpid()}/fd/{fd}"
+
+
+def _open_shm(fd: int, size: int) -> Tensor:
     """Map the file; where there is a GPU its pages are pinned, so that copies run at the bus's rate."""
-    storage = torch.from_file(str(path), shared=True, size=size, dtype=torch.uint8)
+    storage = torch.from_file(_path(fd), shared=True, size=size, dtype=torch.uint8)
     if torch.cuda.is_available():
         torch.cuda.cudart().cudaHostRegister(storage.data_ptr(), size, 0)
     return storage
 
 
 def _map_shm(handle: RingHandle) -> Tensor:
-    path = Path(handle.path)
-    if path.parent != SHM or not path.name.startswith(PREFIX):
+    if not OTHERS_FILE.fullmatch(handle.path):
         raise RefusedMessage(f"ring path {handle.path!r} is not one of ours")
     size = ring_bytes(handle.num_slots, handle.shape, handle.dtype)
     try:
-        info = path.stat()
-    except FileNotFoundError:
-        raise TransportError(f"ring {handle.path} is gone") from None
-    if info.st_uid != os.getuid() or info.st_size != size:
-        raise RefusedMessage(f"ring {handle.path} has {info.st_size} bytes; its handle says {size}")
-    return _open_shm(path, size)
+        fd = os.open(handle.path, os.O_RDWR | os.O_CLOEXEC)
+    except OSError as error:
+        raise TransportError(f"ring {handle.path} is gone: {error.strerror}") from None
+    try:
+        found, info = os.readlink(f"/proc/self/fd/{fd}"), os.fstat(fd)
+        if not found.startswith(f"/memfd:{PREFIX}") or info.st_size != size:
+            raise RefusedMessage(f"ring {handle.path} is {found} of {info.st_size} bytes; its handle says {size}")
+        return _open_shm(fd, size)
+    finally:
+        os.close(fd)
 
 
 def _map_cuda(handle: RingHandle, device: torch.device) -> Tensor:

@@ -69,7 +69,7 @@ def test_features_go_from_gpu_to_gpu_and_either_side_may_be_killed() -> None:
 
 
 def test_a_ring_in_shared_memory_serves_gpus_too() -> None:
-    source = OWNER.replace('on_cuda(torch.device("cuda", 0), ', 'on_shm("dfl-mp-test-gpu", ') + "ring.close()\n"
+    source = OWNER.replace('on_cuda(torch.device("cuda", 0), ', 'on_shm("test", ') + "ring.close()\n"
     owner = Script(source, 0)
     reader = Script(READER, LAST, owner.expect("HANDLE"))
     reader.expect("RATE")

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 from dfl_mp.log import read_lines
-from dfl_mp.names import shm_prefix
 from launcher.compose import REPO
 
 STUB_RUN = """
@@ -88,7 +87,3 @@ def processes(run_dir: Path) -> list[int]:
             if folder.name.isdecimal() and mark in (folder / "environ").read_bytes().split(b"\0"):
                 found.append(int(folder.name))
     return found
-
-
-def shm_files(run_dir: Path) -> list[str]:
-    return [path.name for path in Path("/dev/shm").glob(f"{shm_prefix(run_dir)}*")]

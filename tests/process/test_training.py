@@ -13,7 +13,6 @@ import torch
 from safetensors.torch import load_file
 
 from dfl_mp.log import read_lines
-from dfl_mp.names import shm_prefix
 from launcher.compose import REPO
 from tests.process.tiny_run import write_inputs
 
@@ -48,7 +47,6 @@ def test_one_two_and_three_drafters_end_with_the_same_weights(inputs: list[str],
         assert [n for line in lines for n in line["packs"]] == list(range(24))
         assert {line["drafters"] for line in lines} == {drafters}
         assert lines[-1]["loss"] < lines[0]["loss"]
-        assert not list(Path("/dev/shm").glob(f"{shm_prefix(run_dir)}*"))
         found.append(weights(run_dir))
     assert found[0].dtype == torch.float64
     for other in found[1:]:

@@ -1,4 +1,4 @@
-"""What fits into a GPU and into /dev/shm, told before a worker starts."""
+"""What fits into a GPU and into memory, told before a worker starts."""
 
 from __future__ import annotations
 
@@ -80,8 +80,8 @@ def test_two_workers_of_one_gpu_are_added_up() -> None:
         memory.check(placed, config, qwen3_8b())
 
 
-def test_a_small_dev_shm_is_reported_with_both_sizes() -> None:
+def test_too_little_memory_for_rings_is_reported_with_both_sizes() -> None:
     placed, config = job(())
-    with pytest.raises(ConfigError, match=r"/dev/shm, which has 0\.06"):
-        memory.check(placed, config, qwen3_8b(), shm_free=64 << 20)
-    assert memory.check(placed, config, qwen3_8b(), shm_free=1 << 40) == ()
+    with pytest.raises(ConfigError, match=r"of which 0\.06 GiB"):
+        memory.check(placed, config, qwen3_8b(), memory_free=64 << 20)
+    assert memory.check(placed, config, qwen3_8b(), memory_free=1 << 40) == ()

@@ -10,10 +10,9 @@ import pytest
 
 from dfl_mp.errors import ConfigError
 from dfl_mp.messages import Progress, Status, WorkerLine
-from dfl_mp.names import run_key, shm_prefix
 from launcher import compose
 from launcher.plain import data_wait, progress_line
-from launcher.run_dir import first_incarnation, open_run, sweep
+from launcher.run_dir import first_incarnation, open_run
 from launcher.summary import ending, last_lines, summarize
 from launcher.words import clock, thousands
 
@@ -22,13 +21,38 @@ def test_default_folder_is_private_and_latest(tmp_path: Path, monkeypatch: pytes
     monkeypatch.chdir(tmp_path)
     config = compose.load([])
     first, written = open_run(config)
+    first.accept()
     second, _ = open_run(config)
     assert first.path != second.path and first.path.name.endswith("-quickstart")
+    assert (tmp_path / "runs" / "latest").resolve() == first.path, "the second one's input is not known to be good"
+    second.accept()
     assert (tmp_path / "runs" / "latest").resolve() == second.path
     assert first.path.stat().st_mode & 0o777 == 0o700
     assert json.loads((first.path / "config.json").read_text()) == written.model_dump(mode="json")
     assert not first.resumed and written.run.dir == str(first.path)
     first.close(), second.close()
+
+
+def test_wrong_input_leaves_nothing_that_was_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for overrides in ([], [f"run.dir={tmp_path / 'a' / 'b' / 'c'}"]):
+        run, _ = open_run(compose.load(overrides))
+        run.discard(), run.close()
+        assert list(tmp_path.iterdir()) == []
+    (tmp_path / "empty").mkdir()
+    run, _ = open_run(compose.load(["run.dir=empty"]))
+    run.discard(), run.close()
+    assert (tmp_path / "empty").is_dir()
+
+
+def test_an_accepted_run_and_an_old_one_stay(tmp_path: Path) -> None:
+    config = compose.load([f"run.dir={tmp_path / 'r'}"])
+    run, _ = open_run(config)
+    run.accept(), run.discard(), run.close()
+    assert (tmp_path / "r" / "config.json").exists()
+    again, _ = open_run(config)
+    again.discard(), again.close()
+    assert (tmp_path / "r" / "config.json").exists()
 
 
 def test_other_mathematics_is_refused_by_field_name(tmp_path: Path) -> None:
@@ -73,20 +97,7 @@ def test_runs_that_is_no_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
         open_run(compose.load([]))
 
 
-def test_sweep_takes_only_its_own(tmp_path: Path) -> None:
-    mine = Path("/dev/shm") / f"{shm_prefix(tmp_path)}target-0.1"
-    other = Path("/dev/shm") / f"{shm_prefix(tmp_path / 'other')}target-0.1"
-    mine.touch(), other.touch()
-    try:
-        sweep(tmp_path)
-        assert not mine.exists() and other.exists()
-    finally:
-        other.unlink()
-
-
-def test_names(tmp_path: Path) -> None:
-    assert len(run_key(tmp_path)) == 12 and int(run_key(tmp_path), 16) >= 0
-    assert run_key(tmp_path) == run_key(tmp_path / "x" / "..")
+def test_incarnations_are_never_used_twice(tmp_path: Path) -> None:
     (tmp_path / "logs").mkdir()
     assert first_incarnation(tmp_path) == 1
     (tmp_path / "logs" / "drafter-0.9.log").touch()

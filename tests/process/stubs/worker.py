@@ -9,7 +9,6 @@ from pathlib import Path
 
 from dfl_mp.blackbox import BlackBox
 from dfl_mp.messages import Heartbeat, Status, Stop, incarnation_of
-from dfl_mp.names import shm_prefix
 from dfl_mp.transport.links import Link
 
 STATUS = Status(state="working", since_s=0.0, step=0, busy_s=1.0, wait_s=1.0, packs=0)
@@ -20,7 +19,6 @@ def live(run_dir: Path, worker: str, mode: str) -> None:
     if mode == "broken" and worker.startswith("drafter-1"):
         raise RuntimeError("the stub does not start")
     (run_dir / f"env.{worker}.json").write_text(json.dumps(dict(os.environ)))
-    Path(f"/dev/shm/{shm_prefix(run_dir)}{worker}").write_bytes(b"ring")
     if mode == "deaf":
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         subprocess.Popen(["sleep", "100"], start_new_session=False)
