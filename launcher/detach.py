@@ -50,24 +50,24 @@ def main(overrides: Sequence[str]) -> int:
     command = [sys.executable, "-m", "launcher", "train", f"{REPORT}{write_end}", *overrides]
     child = subprocess.Popen(command, stdin=subprocess.DEVNULL, start_new_session=True, pass_fds=(write_end,))
     os.close(write_end)
-    run_dir, begins, prepared = None, 0, False
-    with os.fdopen(read_end) as report:
+    run_dir, said, prepared = None, None, False
+    with os.fdopen(read_end) as report, contextlib.ExitStack() as opened:
         try:
             for line in report:
                 prepared = line == "prepared\n"
                 if not prepared:
-                    _, begin, path = line.rstrip("\n").split(" ", 2)
-                    run_dir, begins = Path(path), int(begin)
+                    _, begins, path = line.rstrip("\n").split(" ", 2)
+                    run_dir = Path(path)
+                    said = opened.enter_context((run_dir / LOG).open("rb"))  # a wrong input removes the run's folder
+                    said.seek(int(begins))
         except KeyboardInterrupt:
             child.terminate()
-    if prepared:
-        assert run_dir is not None
-        print(_said(run_dir, begins), end="")
+        code = 0 if prepared else child.wait()
+        if said is not None:
+            told = said.read().decode(errors="replace")
+            print(told, end="", file=sys.stdout if prepared else sys.stderr, flush=True)
+    if run_dir is not None and prepared:
         print("\n".join(farewell(run_dir, child.pid)), flush=True)
-        return 0
-    code = child.wait()
-    if run_dir is not None:
-        print(_said(run_dir, begins), end="", file=sys.stderr, flush=True)
     return code if code >= 0 else 1
 
 
@@ -80,9 +80,3 @@ def farewell(run_dir: Path, pid: int) -> list[str]:
         f"watch       make attach{here}",
         f"stop        kill {pid}",
     ]
-
-
-def _said(run_dir: Path, begins: int) -> str:
-    with (run_dir / LOG).open("rb") as file:
-        file.seek(begins)
-        return file.read().decode(errors="replace")
