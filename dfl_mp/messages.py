@@ -400,7 +400,8 @@ class Finished(Message):
 
 class Command(Message):
     """operator -> coordinator: answer `status` with a Progress, `checkpoint` and what is refused with an Answer.
-    coordinator -> launcher: the rest concerns processes; answer it. `worker` is a name, `drafter-1`, or empty."""
+    coordinator -> launcher: the rest concerns processes; answer it. `worker` is a name, `drafter-1`,
+    or an id, or empty."""
 
     what: Literal["status", "checkpoint", "kill", "restart", "remove", "add-drafter"]
     worker: Annotated[str, Field(max_length=64)] = ""

@@ -54,10 +54,13 @@ class Commands:
     def _do(self, command: Command) -> str:
         if command.what == "add-drafter":
             return self._add()
-        name = command.worker
+        name, _, incarnation = command.worker.partition(".")
         if name not in self._places:
-            given = f"no worker {name}" if name else "WORKER has to be given"
+            given = f"no worker {command.worker}" if name else "WORKER has to be given"
             raise Refused(2, f"{given}; there are {', '.join(self._places)}")
+        child = self._crew.alive.get(name)
+        if incarnation and (child is None or child.id != command.worker):
+            raise Refused(1, f"{command.worker} is gone; {child.id if child else f'no {name}'} runs now")
         return {"kill": self._kill, "restart": self._restart, "remove": self._remove}[command.what](name)
 
     # ---- commands --------------------------------------------------------------------------------------------------

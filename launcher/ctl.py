@@ -14,13 +14,13 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, cast
+from typing import cast
 
-from dfl_mp.errors import ConfigError, DflError, RefusedMessage
+from dfl_mp.errors import ConfigError
 from dfl_mp.log import read_lines
-from dfl_mp.messages import Answer, Command, Message, Progress
-from dfl_mp.transport.links import Link
+from dfl_mp.messages import Answer, Progress
 from launcher import attach, status
+from launcher.asking import ANSWER_WITHIN_S, Asking, NotNow, Silence, What, refuse_unless_training
 from launcher.attach import launcher_of, running
 from launcher.snapshot import Snapshot
 from launcher.tail import short
@@ -35,12 +35,10 @@ HELP = {
     "stop": "as Ctrl-C: save, then end the run: stop [RUN]",
 }
 OF_A_WORKER = ("kill", "restart", "remove")
-ANSWER_WITHIN_S = 5.0
-SAVE_WITHIN_S = 60.0
-LOOK_S = 0.2
+SAVE_WITHIN_S = 70.0
+"""The coordinator gives up after 60."""
+LOOK_S = 0.05
 SAY_EVERY_S = 5.0
-
-What = Literal["status", "checkpoint", "kill", "restart", "remove", "add-drafter"]
 
 
 @dataclass(frozen=True)
@@ -73,86 +71,42 @@ def read(name: str, words: Sequence[str]) -> Asked:
     takes = name in OF_A_WORKER
     if len(words) > 1 + takes:
         raise ConfigError(f"{name}: too many words; usage: {HELP[name].rpartition(': ')[2]}")
-    if takes and len(words) == 1 and re.fullmatch(r"(target|drafter)-\d+", words[0]):
+    if takes and len(words) == 1 and re.fullmatch(r"(target|drafter)-\d+(\.\d+)?", words[0]):
         return Asked(attach.find([]), words[0])
     worker = words[1] if len(words) > 1 else ""
     return Asked(attach.find(words[:1]), worker)
-
-
-# ---- asking ----------------------------------------------------------------------------------------------------------
-
-
-class NotNow(DflError):
-    """The run cannot answer; the message says why."""
-
-
-class Asking:
-    """One command on its way, and what comes back."""
-
-    def __init__(self, run_dir: Path, what: What, worker: str = "") -> None:
-        """Sends the command. Raises NotNow when there is nobody to take it."""
-        self._run_dir = run_dir
-        self._link = Link(run_dir, f"ctl-{os.getpid()}")
-        try:
-            self._connect(time.monotonic() + ANSWER_WITHIN_S)
-            self._link.send(Command(what=what, worker=worker, operator=f"ctl-{os.getpid()}"))
-        except BaseException:
-            self._link.close()
-            raise
-
-    def _connect(self, until: float) -> None:
-        while not self._link.connected(LOOK_S):
-            refuse_unless_training(self._run_dir)
-            if time.monotonic() >= until:
-                raise NotNow("the coordinator is starting (again) and does not answer yet; try again")
-
-    def next(self, within: float) -> Message:
-        """The next message. Raises NotNow when it does not come, or the coordinator goes."""
-        until = time.monotonic() + within
-        while (left := until - time.monotonic()) > 0:
-            try:
-                message = self._link.receive(left)
-            except RefusedMessage as error:
-                raise NotNow(f"cannot read the answer: {error}") from None
-            if message is not None:
-                return message
-            if self._link.broken:
-                time.sleep(LOOK_S)  # a run that ends takes its coordinator along first
-                refuse_unless_training(self._run_dir)
-                raise NotNow("the coordinator went away before it answered; look at make status, then try again")
-        raise NotNow(f"no answer within {within:.0f} s")
-
-    def close(self) -> None:
-        self._link.close()
-
-
-def refuse_unless_training(run_dir: Path) -> None:
-    """Raises NotNow when the run is over, or in a phase without workers."""
-    if not running(run_dir):
-        raise NotNow(f"{short(run_dir)} is over; go on with it: make resume RUN={short(run_dir)}")
-    snapshot = Snapshot.read(run_dir)
-    if snapshot is not None and snapshot.pid == launcher_of(run_dir) and snapshot.phase in ("prepare", "evaluate"):
-        raise NotNow(f"the run is in its phase {snapshot.phase}, which has no targets and drafters")
 
 
 def _order(name: str, asked: Asked) -> int:
     refuse_unless_training(asked.run_dir)
     asking = Asking(asked.run_dir, cast(What, name), asked.worker)
     try:
-        within = ANSWER_WITHIN_S
-        while True:
-            answer = asking.next(within)
-            if not isinstance(answer, Answer):
-                continue
-            if answer.code is None:
-                print(answer.text, flush=True)
-                within = SAVE_WITHIN_S
-                continue
-            done = answer.code == 0
-            print(answer.text if done else f"{name}: {answer.text}", file=sys.stdout if done else sys.stderr)
-            return answer.code
+        answer = _answer(asking, ANSWER_WITHIN_S)
+        if answer.code is None:
+            print(answer.text, flush=True)
+            answer = _answer(asking, SAVE_WITHIN_S)
     finally:
         asking.close()
+    if answer.code == 0:
+        print(answer.text)
+    else:
+        print(f"{name}: {answer.text}", file=sys.stderr)
+    return answer.code or 0
+
+
+def _answer(asking: Asking, within: float) -> Answer:
+    """The next answer; while it takes longer than a few seconds that is said. Raises NotNow."""
+    began = time.monotonic()
+    while True:
+        try:
+            answer = asking.next(SAY_EVERY_S)
+        except Silence:
+            if time.monotonic() - began >= within:
+                raise
+            print(f"saving, {time.monotonic() - began:.0f} s", flush=True)
+            continue
+        assert isinstance(answer, Answer)
+        return answer
 
 
 # ---- status ----------------------------------------------------------------------------------------------------------
@@ -208,7 +162,7 @@ def _stop(run_dir: Path) -> int:
         if now - said > SAY_EVERY_S:
             said = now
             print(f"stopping, {now - began:.0f} s", flush=True)
-        time.sleep(LOOK_S / 4)
+        time.sleep(LOOK_S)
     reason = status.over(run_dir)["reason"]
     steps = len(read_lines(run_dir / "metrics.jsonl"))
     print(f"{'done' if reason == 'done' else 'stopped'} after {steps} steps")

@@ -78,7 +78,7 @@ class Operators:
     def _ends_the_last(self, command: Command) -> bool:
         """Whether steps would be lost that a checkpoint can keep."""
         m = self._machine
-        last = {name_of(member) for member in m.group.applied} == {command.worker}
+        last = {name_of(member) for member in m.group.applied} == {command.worker.partition(".")[0]}
         return command.what in ("remove", "restart") and last and m.ledger not in m.checkpoints
 
     def _forward(self, command: Command) -> None:
