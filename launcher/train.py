@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from dfl_mp.config import Config, with_dtypes
 from dfl_mp.errors import ConfigError, WorkerFailed
-from dfl_mp.inputs import find_file
+from dfl_mp.inputs import find_file, find_target
 from dfl_mp.log import read_lines
 from dfl_mp.specs import Prepared
 from launcher import compose, lasting, machine, memory, summary
@@ -55,6 +55,7 @@ def main(
 
 def _find_files(config: Config) -> None:
     """A path mistyped is told at once, before a folder is made. Raises ConfigError."""
+    find_target(config.target.path)
     find_file(config.data.path, "data.path", "train.jsonl")
     if config.data.prompts is not None:
         find_file(config.data.prompts, "data.prompts", "heldout.jsonl")

@@ -17,22 +17,13 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 
 from dfl_mp.config import DrafterConfig, TargetConfig
 from dfl_mp.errors import ConfigError
+from dfl_mp.inputs import find_target
 from dfl_mp.specs import DrafterSpec, TargetSpec
 
-QUICKSTART = Path(__file__).parent.parent / "quickstart" / "target"
 SCALED_EMBEDDING = ("gemma", "recurrent_gemma", "vaultgemma")
 """Prefixes of the model types whose embedding is multiplied by sqrt(H)."""
 MULTIPLIED_LOGITS = ("hyperclovax",)
 """Model types that multiply by `logits_scaling`; the others divide by it."""
-
-
-def resolve_path(path: str) -> str:
-    """`builtin:quickstart` as the folder that ships with dfl-mp; any other path or hub name with `~` expanded."""
-    if path == "builtin:quickstart":
-        return str(QUICKSTART)
-    if path.startswith("builtin:"):
-        raise ConfigError(f"target.path: unknown built-in target {path!r}; there is builtin:quickstart")
-    return str(Path(path).expanduser()) if path.startswith("~") else path
 
 
 def default_layer_ids(num_layers: int, num_features: int) -> tuple[int, ...]:
@@ -53,7 +44,7 @@ def describe_target(config: TargetConfig) -> TargetSpec:
     Raises ConfigError naming `target.path` (no such folder, not a causal language model, unknown architecture, hub not
     reachable), `target.layer_ids` or `target.num_features`.
     """
-    path = resolve_path(config.path)
+    path = find_target(config.path)
     whole = read_config(path, config)
     text = whole.get_text_config(decoder=True)
     get = lambda *names: _first(text, *names)  # noqa: E731
@@ -87,11 +78,7 @@ def describe_target(config: TargetConfig) -> TargetSpec:
 
 def read_config(path: str, config: TargetConfig) -> PreTrainedConfig:
     """The transformers config at a resolved path; ConfigError naming `target.path` in one line."""
-    folder = Path(path).is_dir()
-    if not folder and (path.startswith((".", "/")) or path.count("/") != 1):
-        raise ConfigError(f"target.path: no folder {path}")
-    if folder and not (Path(path) / "config.json").is_file():
-        raise ConfigError(f"target.path: {path} is not a model: it has no config.json")
+    folder = Path(find_target(path)).is_dir()
     hub = logging.getLogger("huggingface_hub")
     level = hub.level
     hub.setLevel(logging.ERROR)
