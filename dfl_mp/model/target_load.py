@@ -17,8 +17,9 @@ from transformers.utils.logging import disable_progress_bar
 
 from dfl_mp.config import TargetConfig
 from dfl_mp.errors import ConfigError
+from dfl_mp.model.hub import reason
 from dfl_mp.model.shapes import FrozenEnds
-from dfl_mp.model.target_spec import _one_line, read_config
+from dfl_mp.model.target_spec import read_config
 from dfl_mp.specs import TargetSpec
 
 
@@ -37,7 +38,7 @@ def load_causal_model(spec: TargetSpec, config: TargetConfig) -> PreTrainedModel
             output_loading_info=True,
         )
     except (OSError, ValueError, RuntimeError, ImportError, KeyError, SafetensorError) as error:
-        raise ConfigError(f"target.path: {spec.path} cannot be loaded: {_one_line(error)}") from None
+        raise ConfigError(f"target.path: {spec.path} cannot be loaded: {reason(error)}") from None
     absent = sorted(report["missing_keys"]) + sorted(str(key) for key in report["mismatched_keys"])
     if absent:
         raise ConfigError(f"target.path: {spec.path} lacks {len(absent)} weights, the first is {absent[0]}")
@@ -144,4 +145,4 @@ def _read_tensor(spec: TargetSpec, config: TargetConfig, name: str) -> Tensor | 
         with safe_open(path, framework="pt") as tensors:
             return tensors.get_tensor(name) if name in set(tensors.keys()) else None
     except SafetensorError as error:
-        raise ConfigError(f"target.path: {path}: {_one_line(error)}") from None
+        raise ConfigError(f"target.path: {path}: {reason(error)}") from None

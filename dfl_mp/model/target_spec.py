@@ -18,6 +18,7 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 from dfl_mp.config import DrafterConfig, TargetConfig
 from dfl_mp.errors import ConfigError
 from dfl_mp.inputs import find_target
+from dfl_mp.model.hub import reason
 from dfl_mp.specs import DrafterSpec, TargetSpec
 
 SCALED_EMBEDDING = ("gemma", "recurrent_gemma", "vaultgemma")
@@ -87,7 +88,7 @@ def read_config(path: str, config: TargetConfig) -> PreTrainedConfig:
             path, revision=config.revision, trust_remote_code=config.trust_remote_code, local_files_only=folder
         )
     except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
-        raise ConfigError(f"target.path: {path}: {_one_line(error)}") from None
+        raise ConfigError(f"target.path: {path}: {reason(error)}") from None
     finally:
         hub.setLevel(level)
     if getattr(found, "is_encoder_decoder", False) or _causal_class(found) is None:
@@ -220,7 +221,3 @@ def _eos_token_ids(whole: PreTrainedConfig, text: PreTrainedConfig, path: str, c
     for ids in (*(getattr(c, "eos_token_id", None) for c in (whole, text)), generation):
         found.update([] if ids is None else [ids] if isinstance(ids, int) else ids)
     return tuple(sorted(found))
-
-
-def _one_line(error: Exception) -> str:
-    return " ".join(str(error).split())[:300]

@@ -47,11 +47,12 @@ def load_tokenizer(config: TargetConfig, path: str) -> Any:
     """The tokenizer of the target at `path` (a folder or hub name). Raises ConfigError naming `target.path`."""
     from transformers import AutoTokenizer
 
+    from dfl_mp.model.hub import reason
+
     try:
         return AutoTokenizer.from_pretrained(path, revision=config.revision, trust_remote_code=config.trust_remote_code)
     except Exception as error:  # transformers raises a dozen types for a folder that holds no usable tokenizer
-        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-        raise ConfigError(f"target.path: no tokenizer can be loaded from {path}: {reason}") from error
+        raise ConfigError(f"target.path: no tokenizer can be loaded from {path}: {reason(error)}") from error
 
 
 def read_config(run_dir: Path) -> Config:
