@@ -50,7 +50,8 @@ class Console:
 
     def waiting(self, child: Child) -> None:
         """A phase of one process: what it said last."""
-        self._look(PHASES[child.name], (child.log_lines() or [""])[-1], ())
+        said = [line for line in child.log_lines() if line.strip()]
+        self._look(PHASES[child.name], said[-1] if said else f"{child.name}, loading", ())
 
     def tick(self, alive: Iterable[Child], stopping: bool = False) -> None:
         """The phase of training: `alive` are its targets and drafters."""

@@ -78,5 +78,5 @@ def farewell(run_dir: Path, pid: int) -> list[str]:
     return [
         f"detached    process {pid}, output in {short(run_dir / LOG)}",
         f"watch       make attach{here}",
-        f"stop        kill {pid}",
+        f"stop        make stop{here}",
     ]

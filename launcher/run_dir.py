@@ -16,6 +16,7 @@ from dfl_mp.config import Config
 from dfl_mp.errors import ConfigError
 from dfl_mp.log import write_json
 from dfl_mp.transport.links import socket_path
+from launcher.tail import short
 
 RUNS = Path("runs")
 LOCK = "lock"
@@ -173,7 +174,10 @@ def _refuse_other_mathematics(path: Path, config: Config) -> bool:
         if field not in FREE
     ]
     if changed:
-        raise ConfigError(f"run.dir: {path} was begun with another {', '.join(changed)}; choose another run.dir")
+        raise ConfigError(
+            f"run.dir: {path} was begun with another {', '.join(changed)}; go on with make resume RUN={short(path)}, "
+            "or repeat the overrides it was begun with, or choose another run.dir"
+        )
     return True
 
 

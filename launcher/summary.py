@@ -111,7 +111,7 @@ def _places(run_dir: Path, summary: dict[str, Any]) -> list[tuple[str, str]]:
 
 def _following(run_dir: Path) -> list[tuple[str, str]]:
     config = json.loads((run_dir / "config.json").read_text()) if (run_dir / "config.json").exists() else {}
-    path = config.get("target", {}).get("path", "")
+    path = config.get("data", {}).get("path", "")
     return [OWN_DATA, LOAD] if path.startswith("builtin:") else [LOAD]
 
 

@@ -19,6 +19,7 @@ from launcher.signals import Signals
 from launcher.stop import Interrupted
 from launcher.supervisor import Supervisor
 from launcher.tail import short
+from launcher.words import plural
 
 
 def main(
@@ -74,7 +75,7 @@ def _live(supervisor: Supervisor, report: Report | None) -> int:
     began = time.monotonic()
     reason, said = "failed", ""
     try:
-        say(f"{'resuming' if run.resumed else 'run'} {run.path}")
+        say(f"{'resuming' if run.resumed else 'run'} {run.path}{_from_where(run, config)}")
         _describe(supervisor)
         names = [place.name for place in supervisor.plan.workers]
         note("run_started", resumed=run.resumed, workers=names)
@@ -125,6 +126,17 @@ def _plan_line(placed: Plan) -> str:
     return f"{counts}: " + ", ".join(f"{p.name} on GPU {p.gpu.name}" for p in placed.workers if p.gpu)
 
 
+def _from_where(run: RunDir, config: Config) -> str:
+    """Where a run goes on, and what has to be trained again; empty for one that begins."""
+    steps, newest = len(read_lines(run.path / "metrics.jsonl")), summary.newest_checkpoint(run.path)
+    if newest is None:
+        lost = f"no checkpoint yet: checkpoint.every_steps={config.checkpoint.every_steps}"
+        return f" from the beginning, {plural(steps, 'step')} lost ({lost})" if steps else ""
+    saved = int(newest.name.removeprefix("step_"))
+    lost = f", {plural(steps - saved, 'later step')} lost" if steps > saved else ""
+    return f" from the checkpoint of step {saved}{lost}"
+
+
 def _after(run: RunDir) -> str:
     steps = len(read_lines(run.path / "metrics.jsonl"))
-    return f" after {steps} steps" if steps else ""
+    return f" after {plural(steps, 'step')}" if steps else ""

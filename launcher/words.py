@@ -6,6 +6,8 @@ import itertools
 import math
 from collections.abc import Sequence
 
+from dfl_mp.words import plural as plural
+
 BARS = "▁▂▃▄▅▆▇█"
 
 
@@ -27,11 +29,6 @@ def clock(seconds: float) -> str:
 def number(value: float | None, digits: int = 3) -> str:
     """`3.210`, or `-` when it is not known."""
     return "-" if value is None else f"{value:.{digits}f}"
-
-
-def plural(count: int, noun: str) -> str:
-    """`1 target`, `2 targets`"""
-    return f"{count:,} {noun}{'' if count == 1 else 's'}"
 
 
 def ends(values: Sequence[float], share: float = 0.05) -> tuple[float, float] | None:

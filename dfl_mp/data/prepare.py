@@ -29,6 +29,7 @@ from dfl_mp.data.tokenize import ChatTokenizer, Document, Tally, tokenize
 from dfl_mp.errors import CheckpointError, ConfigError
 from dfl_mp.inputs import find_file
 from dfl_mp.specs import TargetSpec
+from dfl_mp.words import plural
 
 SUMMARY = "summary.json"
 
@@ -171,8 +172,9 @@ def _plan(config: Config, documents: list[Document]) -> tuple[Rows, PackShape, n
     steps = len(rows) // rows_per_step
     if not steps:
         raise ConfigError(
-            f"data.path: {len(documents)} documents make {len(rows)} rows of {data.row_tokens} tokens in "
-            f"{train.epochs} epochs, one step takes {rows_per_step} (data.rows_per_pack x train.packs_per_step)"
+            f"data.path: {plural(len(documents), 'document')} make {plural(len(rows), 'row')} of "
+            f"{data.row_tokens} tokens in {plural(train.epochs, 'epoch')}, one step takes {rows_per_step} "
+            "(data.rows_per_pack x train.packs_per_step)"
         )
     rows = rows.first(steps * rows_per_step)
     shape = PackShape(train.seed, data.row_tokens, data.rows_per_pack, slots, steps * train.packs_per_step)

@@ -9,6 +9,7 @@ import numpy as np
 from dfl_mp.data.packing import Rows
 from dfl_mp.data.packs import PackShape
 from dfl_mp.data.tokenize import Document, Tally
+from dfl_mp.words import plural
 
 
 def token_counts(documents: list[Document], tally: Tally) -> dict[str, Any]:
@@ -48,25 +49,28 @@ def anchor_counts(rows: Rows, shape: PackShape, eligible_D: np.ndarray, most_per
 def describe(report: dict[str, Any]) -> list[str]:
     """The report of `prepare_data` as lines."""
     lines = [
-        f"{report['path']}: {report['documents']:,} documents, {report['tokens']:,} tokens, "
-        f"{report['trained_share']:.1%} of them trained in {report['trained_turns']:,} turns",
+        f"{report['path']}: {plural(report['documents'], 'document')}, {plural(report['tokens'], 'token')}, "
+        f"{report['trained_share']:.1%} of them trained in {plural(report['trained_turns'], 'turn')}",
     ]
     if report["cut_documents"]:
-        lines.append(f"cut at the end: {report['cut_documents']:,} documents, {report['cut_tokens']:,} tokens lost")
+        cut = plural(report["cut_documents"], "document")
+        lines.append(f"cut at the end: {cut}, {plural(report['cut_tokens'], 'token')} lost")
     if report["turns_without_end"]:
-        lines.append(f"{report['turns_without_end']:,} answers have no end-of-turn token to learn")
+        lines.append(f"{plural(report['turns_without_end'], 'answer')} without an end-of-turn token to learn")
     lines += _skips("skipped", "rows", report["rows"])
     eligible = max(report["eligible"], 1)
     lines += [
-        f"{report['rows_in_run']:,} rows {report['fill']:.1%} full, {report['documents_per_row']:.1f} documents a row; "
-        f"{report['packs']:,} packs, {report['steps']:,} steps, {report['epochs']:.2f} epochs",
-        f"{report['anchors_per_row']:,} anchor slots a row, {report['slots_used']:.1%} used; of the eligible positions "
+        f"{plural(report['rows_in_run'], 'row')} {report['fill']:.1%} full, "
+        f"{report['documents_per_row']:.1f} documents a row; "
+        f"{plural(report['packs'], 'pack')}, {plural(report['steps'], 'step')}, {report['epochs']:.2f} epochs",
+        f"{plural(report['anchors_per_row'], 'anchor slot')} a row, {report['slots_used']:.1%} used; "
+        "of the eligible positions "
         f"{report['dropped_by_max_anchors_per_document'] / eligible:.1%} dropped by data.max_anchors_per_document, "
         f"{report['dropped_by_anchors_per_row'] / eligible:.1%} by the slots",
         f"mask token {report['mask_token']}",
     ]
     if report["prompts"]["lines"]:
-        lines.append(f"{report['prompts']['kept']:,} prompts held out")
+        lines.append(f"{plural(report['prompts']['kept'], 'prompt')} held out")
         lines += _skips("left out", "prompts", report["prompts"])
     return lines
 

@@ -258,7 +258,7 @@ def finished(tmp_path: Path) -> Path:
     measured = {"prompts": 24, "histogram": {"1": 4, "3": 2}, "sample": {"prompt": "Say a b", "runs": RUNS}}
     (tmp_path / "summary.json").write_text(json.dumps(summary))
     (tmp_path / "eval.json").write_text(json.dumps(measured))
-    (tmp_path / "config.json").write_text(json.dumps({"target": {"path": "builtin:quickstart"}}))
+    (tmp_path / "config.json").write_text(json.dumps({"data": {"path": "builtin:quickstart"}}))
     (tmp_path / "lock").touch()
     write_events(tmp_path, {"time": 9.0, "event": "run_stopped", "reason": "done"})
     return tmp_path
@@ -277,6 +277,8 @@ def test_last_lines(finished: Path) -> None:
     assert "answer      The| quick brown| fox jumps| over" in text
     assert "next        train on your own conversations: make train" in text
     assert ending(finished).histogram == {1: 4, 3: 2}
+    (finished / "config.json").write_text(json.dumps({"data": {"path": "chats.jsonl"}}))
+    assert "your own conversations" not in "\n".join(last_lines(ending(finished)))
 
 
 def test_attach_to_a_run_that_is_over(finished: Path, capsys: pytest.CaptureFixture[str]) -> None:
