@@ -16,7 +16,7 @@ OVERRIDES = {
     "train.packs_per_step=24": "batch size of a step, whatever the number of drafters",
     "train.seed=1": "data order, anchors and initial weights",
     "optim.lr=3e-4": "learning rate at the top of the schedule",
-    "checkpoint.every_steps=500": "0: only at the end",
+    "checkpoint.every_steps=500": "what a machine that goes down loses at most; 0: saved only at the end",
     "run.dir=runs/mine": "folder of the run; one that exists is resumed",
 }
 

@@ -17,6 +17,7 @@ REQUIRED = {"smollm2": ["data.path=chats.jsonl"], "qwen3_8b": ["data.path=chats.
 def test_experiment_parses(name: str) -> None:
     config = compose.load([f"experiment={name}", *REQUIRED.get(name, [])])
     assert config.run.name == name
+    assert config.checkpoint.every_steps > 0, "a machine that goes down loses the whole run"
 
 
 def test_every_group_choice_composes() -> None:
