@@ -86,9 +86,9 @@ def random_pack(rows: int, tokens: int, anchors: int, vocab: int, documents: int
 def useful_flop(spec: DrafterSpec, pack: PackTensors, vocab: int) -> float:
     """Floating-point operations that forward and backward of one pack need, recomputation not counted.
 
-    Matrix products cost 2·m·n·k, three times (forward, gradient of the input, of the weight); the frozen head twice, for
-    the K − 1 labelled slots; attention 4·D per visible pair and head, 3.5 times (the backward needs five products to the
-    forward's two).
+    Matrix products cost 2·m·n·k, three times (forward, gradient of the input, of the weight); the frozen head twice,
+    for the K − 1 labelled slots; attention 4·D per visible pair and head, 3.5 times (the backward needs five products
+    to the forward's two).
     """
     rows, tokens = pack.tokens_BS.shape
     anchors = int((pack.anchor_BN >= 0).sum())
