@@ -33,6 +33,7 @@ class Asking:
 
     def __init__(self, run_dir: Path, what: What, worker: str = "") -> None:
         """Sends the command. Raises NotNow when there is nobody to take it."""
+        refuse_if_over(run_dir)
         self._run_dir = run_dir
         self._link = Link(run_dir, f"ctl-{os.getpid()}")
         try:
@@ -68,10 +69,15 @@ class Asking:
         self._link.close()
 
 
-def refuse_unless_training(run_dir: Path) -> None:
-    """Raises NotNow when the run is over, or in a phase without workers."""
+def refuse_if_over(run_dir: Path) -> None:
+    """Raises NotNow."""
     if not running(run_dir):
         raise NotNow(f"{short(run_dir)} is over; go on with it: make resume RUN={short(run_dir)}")
+
+
+def refuse_unless_training(run_dir: Path) -> None:
+    """Why there is no coordinator: raises NotNow when the run is over, or in a phase without workers."""
+    refuse_if_over(run_dir)
     snapshot = Snapshot.read(run_dir)
     if snapshot is not None and snapshot.pid == launcher_of(run_dir) and snapshot.phase in ("prepare", "evaluate"):
         raise NotNow(f"the run is in its phase {snapshot.phase}, which has no targets and drafters")

@@ -20,7 +20,7 @@ from dfl_mp.errors import ConfigError
 from dfl_mp.log import read_lines
 from dfl_mp.messages import Answer, Progress
 from launcher import attach, status
-from launcher.asking import ANSWER_WITHIN_S, Asking, NotNow, Silence, What, refuse_unless_training
+from launcher.asking import ANSWER_WITHIN_S, Asking, NotNow, Silence, What
 from launcher.attach import launcher_of, running
 from launcher.snapshot import Snapshot
 from launcher.tail import short
@@ -78,7 +78,6 @@ def read(name: str, words: Sequence[str]) -> Asked:
 
 
 def _order(name: str, asked: Asked) -> int:
-    refuse_unless_training(asked.run_dir)
     asking = Asking(asked.run_dir, cast(What, name), asked.worker)
     try:
         answer = _answer(asking, ANSWER_WITHIN_S)
@@ -120,7 +119,6 @@ def _status(run_dir: Path, as_json: bool) -> int:
         return attach.main([str(run_dir)])
     snapshot, problem, progress = Snapshot.read(run_dir), "", None
     try:
-        refuse_unless_training(run_dir)
         asking = Asking(run_dir, "status")
         try:
             progress = asking.next(ANSWER_WITHIN_S)

@@ -10,6 +10,8 @@ from dfl_mp.log import JsonLines
 from dfl_mp.messages import (
     LAUNCHER,
     Alive,
+    Answer,
+    Command,
     Died,
     Finished,
     KillWorker,
@@ -38,6 +40,9 @@ class Stub:
         self.over: str | None = None
 
     def take(self, sender: str, message: Message) -> None:
+        if isinstance(message, Command | Answer):
+            self.hub.send(LAUNCHER if isinstance(message, Command) else message.operator, message)
+            return
         if sender != LAUNCHER:
             self.heard.add(sender)
             return
