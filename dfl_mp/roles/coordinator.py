@@ -221,7 +221,7 @@ class CoordinatorRole:
             self.hub.send(LAUNCHER, KillWorker(worker=worker, reason=reason))
 
     def _fall_back(self, drafter: str, message: RingUnreadable) -> None:
-        """A living target's ring cannot be mapped: the target starts again with a ring in /dev/shm."""
+        """A living target's ring cannot be mapped: the target starts again with a ring in shared memory."""
         if message.target in self.machine.dead:
             return
         self._event("transport_fallback", drafter=drafter, target=message.target, reason=message.reason)

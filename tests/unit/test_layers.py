@@ -11,7 +11,7 @@ import pytest
 
 from launcher.compose import REPO
 
-LEAVES = {"errors", "config", "messages", "log", "specs", "blackbox", "lifeline", "inputs", "metrics"}
+LEAVES = {"errors", "config", "messages", "log", "specs", "blackbox", "lifeline", "inputs", "metrics", "words"}
 MAY_IMPORT = {
     "data": {"data", "model.target_spec", "quickstart"},
     "model": {"model"},
