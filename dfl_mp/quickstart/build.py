@@ -171,7 +171,7 @@ def main() -> None:
     parser.add_argument("--device", default="auto", choices=["auto", "cuda", "cpu"])
     parser.add_argument("--batch-tokens", type=int, default=0, help="0: 16384 on CUDA, 1536 on a CPU")
     parser.add_argument("--lr", type=float, default=3e-3)
-    parser.add_argument("--prompts", type=int, default=3500)
+    parser.add_argument("--prompts", type=int, default=6200)
     parser.add_argument("--heldout", type=int, default=150)
     args = parser.parse_args()
     device = ("cuda" if torch.cuda.is_available() else "cpu") if args.device == "auto" else args.device
