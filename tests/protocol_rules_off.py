@@ -11,8 +11,8 @@ from typing import Any
 from unittest import mock
 
 from dfl_mp import messages as m
-from dfl_mp.protocol import coordinator, recovery
 from dfl_mp.protocol import effects as e
+from dfl_mp.protocol import recovery, scheduler
 from dfl_mp.protocol.coordinator import Coordinator
 from dfl_mp.protocol.drafter import Drafter
 from dfl_mp.protocol.packs import Pack, PackTable
@@ -235,7 +235,7 @@ DRAFTERS: dict[str, type[Drafter]] = {
 }
 WORLD = {"suspect", "generation", "oldlink", "save", "publish", "cut_checkpoints"}
 PATCHES: dict[str, tuple[Any, str, Any]] = {
-    "credits": (coordinator, "MAX_HELD", 3),
+    "credits": (scheduler, "MAX_HELD", 3),
     "all_hold": (recovery, "_membership", _any_holds),
     "demote": (recovery, "_membership", _keep_all),
 }

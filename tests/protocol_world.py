@@ -13,8 +13,9 @@ from typing import Any
 
 from dfl_mp import messages as m
 from dfl_mp.protocol import effects as e
-from dfl_mp.protocol.coordinator import Coordinator, OnDisk, Shape
+from dfl_mp.protocol.coordinator import Coordinator
 from dfl_mp.protocol.drafter import AllReduce, Compute, Drafter, Join
+from dfl_mp.protocol.scheduler import OnDisk, Shape
 from dfl_mp.protocol.target import Target
 from tests.protocol_workers import History, SimDrafter, SimTarget, SimWorker, Step, Violation
 

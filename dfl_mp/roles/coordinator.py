@@ -42,7 +42,7 @@ from dfl_mp.messages import (
     role_of,
 )
 from dfl_mp.metrics import SMOOTH_STEPS, mean_of
-from dfl_mp.protocol.coordinator import Coordinator, Shape
+from dfl_mp.protocol.coordinator import Coordinator
 from dfl_mp.protocol.effects import (
     AppendLedger,
     CutLedger,
@@ -54,6 +54,7 @@ from dfl_mp.protocol.effects import (
     Restart,
     Send,
 )
+from dfl_mp.protocol.scheduler import Shape
 from dfl_mp.roles.common import TRANSPORT, Job, begin
 from dfl_mp.roles.ledger import Ledger
 from dfl_mp.roles.operators import Operators

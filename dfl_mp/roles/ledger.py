@@ -11,8 +11,8 @@ from pathlib import Path
 from dfl_mp import metrics
 from dfl_mp.errors import CheckpointError
 from dfl_mp.log import JsonLines, fsync_folder, read_lines, write_json
-from dfl_mp.protocol.coordinator import OnDisk
 from dfl_mp.protocol.effects import AppendLedger
+from dfl_mp.protocol.scheduler import OnDisk
 
 
 class Ledger:

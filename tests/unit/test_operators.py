@@ -9,7 +9,8 @@ import pytest
 
 from dfl_mp import messages as m
 from dfl_mp.protocol import effects as e
-from dfl_mp.protocol.coordinator import Coordinator, OnDisk
+from dfl_mp.protocol.coordinator import Coordinator
+from dfl_mp.protocol.scheduler import OnDisk
 from dfl_mp.roles.operators import SAVE_WITHIN_S, Operators
 from tests.unit.test_protocol_coordinator import A, B, T, drafter, recovered, sent, target
 

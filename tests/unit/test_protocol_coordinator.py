@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dfl_mp import messages as m
 from dfl_mp.protocol import effects as e
-from dfl_mp.protocol.coordinator import Coordinator, OnDisk, Shape
+from dfl_mp.protocol.coordinator import Coordinator
+from dfl_mp.protocol.scheduler import OnDisk, Shape
 from tests.protocol_rules_off import patched
 from tests.protocol_workers import statistics
 
