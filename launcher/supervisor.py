@@ -237,6 +237,7 @@ class Supervisor:
             self._post.tell(self._ending)
             began = time.monotonic()
             until = began + self.config.deadline.stop
+            self._look_at_starts()  # one that has become ready since the last turn may have a state to save
             for child in self.crew.alive.values():
                 if is_worker(child.id) and not child.ready:
                     child.signal_group(signal.SIGTERM)

@@ -72,9 +72,7 @@ def test_packed_features_are_those_of_each_document_alone(
         for document in range(len(lengths)):
             mine = document_BS[row] == document
             expected = direct(model, tokens_BS[row, mine])
-            if (
-                family == "qwen3_5"
-            ):  # a product over the row's tokens in float32; a leak would be of order 1
+            if family == "qwen3_5":  # a product over the row's tokens in float32; a leak would be of order 1
                 assert (found[row, mine] - expected).norm() < 1e-3 * expected.norm()
             else:
                 torch.testing.assert_close(found[row, mine], expected, atol=1e-5, rtol=1e-5)
