@@ -10,7 +10,6 @@ A drafter writes into a private folder; the coordinator makes it visible by one 
 from __future__ import annotations
 
 import json
-import os
 import shutil
 from pathlib import Path
 from typing import Any
@@ -20,7 +19,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
 from dfl_mp.errors import CheckpointError
-from dfl_mp.log import fsync_folder, write_json
+from dfl_mp.log import fsync_path, write_json
 
 FORMAT = 1
 DRAFTER = "drafter.safetensors"
@@ -36,11 +35,10 @@ def write(
     folder.mkdir(mode=0o700, parents=True)
     for name, tensors in ((DRAFTER, weights), (OPTIMIZER, state)):
         save_file({k: v.detach().cpu().contiguous().clone() for k, v in tensors.items()}, folder / name)
-        with (folder / name).open("rb") as f:
-            os.fsync(f.fileno())
+        fsync_path(folder / name)
     sizes = {name: (folder / name).stat().st_size for name in (DRAFTER, OPTIMIZER)}
     write_json(folder / MANIFEST, {"format": FORMAT, "steps": steps, "sizes": sizes, "meta": meta})
-    fsync_folder(folder)
+    fsync_path(folder)
 
 
 def read(folder: Path) -> tuple[int, dict[str, torch.Tensor], Any]:

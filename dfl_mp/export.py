@@ -7,7 +7,6 @@ Names and fields: docs/export.md. The folder appears by one rename, complete or 
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import uuid
 from collections.abc import Mapping
@@ -21,6 +20,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from dfl_mp.errors import CheckpointError
+from dfl_mp.log import fsync_path
 from dfl_mp.specs import DrafterSpec, TargetSpec
 
 WEIGHTS, CONFIG = "model.safetensors", "config.json"
@@ -199,7 +199,7 @@ def _check_tensors(found: Mapping[str, Tensor], shapes: Mapping[str, tuple[int, 
 def _rename_into_place(staged: Path, folder: Path) -> None:
     """Flush the staged folder to disk and give it its name; an older folder of that name steps aside first."""
     for path in (*staged.iterdir(), staged):
-        _fsync(path)
+        fsync_path(path)
     if folder.exists():
         old = folder.parent / f".{folder.name}.{uuid.uuid4().hex[:8]}.old"
         folder.rename(old)
@@ -207,12 +207,4 @@ def _rename_into_place(staged: Path, folder: Path) -> None:
         shutil.rmtree(old)
     else:
         staged.rename(folder)
-    _fsync(folder.parent)
-
-
-def _fsync(path: Path) -> None:
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
+    fsync_path(folder.parent)

@@ -54,9 +54,9 @@ def write_json(path: Path, value: Any) -> None:
     os.replace(part, path)
 
 
-def fsync_folder(folder: Path) -> None:
-    """Put the folder's entries on disk."""
-    fd = os.open(folder, os.O_RDONLY)
+def fsync_path(path: Path) -> None:
+    """Put a file's content, or a folder's entries, on disk."""
+    fd = os.open(path, os.O_RDONLY)
     try:
         os.fsync(fd)
     finally:

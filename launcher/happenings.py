@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from dfl_mp.messages import name_of
-from launcher.words import plural
 
 Event = dict[str, Any]
 QUIET = frozenset({"worker_started", "worker_ready", "worker_stuck", "transport_proved"})
@@ -74,9 +73,3 @@ def last(events: Iterable[Event], most: int) -> list[tuple[str, str, str]]:
 def rings(events: Iterable[Event]) -> str:
     """How features travel, as drafters have proved it: `shm`, `cuda`, `cuda and shm`, or nothing."""
     return " and ".join(sorted({event["kind"] for event in events if event["event"] == "transport_proved"}))
-
-
-def workers_line(names: Iterable[str]) -> str:
-    """`1 target, 2 drafters`"""
-    roles = [name.split("-", 1)[0] for name in names]
-    return ", ".join(plural(roles.count(role), role) for role in dict.fromkeys(roles))

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from dfl_mp import metrics
 from dfl_mp.errors import CheckpointError
-from dfl_mp.log import JsonLines, fsync_folder, read_lines, write_json
+from dfl_mp.log import JsonLines, fsync_path, read_lines, write_json
 from dfl_mp.protocol.effects import AppendLedger
 from dfl_mp.protocol.scheduler import OnDisk
 
@@ -66,7 +66,7 @@ class Ledger:
         if final.exists():
             shutil.rmtree(final)
         (self._checkpoints / Path(folder).name).rename(final)
-        fsync_folder(self._checkpoints)
+        fsync_path(self._checkpoints)
         for old in sorted(self._checkpoints.glob("step_*"))[: -self._keep]:
             shutil.rmtree(old)
         return final
