@@ -154,7 +154,7 @@ def seen(run: Run, said: Said) -> dict[str, Any]:
     return found
 
 
-@pytest.mark.timeout(240)
+@pytest.mark.timeout(900)
 def test_a_run_is_looked_after(run: Run, capsys: Said) -> None:
     until(lambda: run.lines, within=60.0)
     first = seen(run, capsys)

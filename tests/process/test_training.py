@@ -16,7 +16,7 @@ from dfl_mp.log import read_lines
 from launcher.compose import REPO
 from tests.process.tiny_run import write_inputs
 
-pytestmark = pytest.mark.timeout(240)
+pytestmark = pytest.mark.timeout(900)
 
 
 @pytest.fixture(scope="module")
@@ -24,7 +24,7 @@ def inputs(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     return write_inputs(tmp_path_factory.mktemp("inputs"))
 
 
-def train(run_dir: Path, *overrides: str, within: float = 180.0) -> subprocess.CompletedProcess[str]:
+def train(run_dir: Path, *overrides: str, within: float = 600.0) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "launcher", "train", f"run.dir={run_dir}", *overrides]
     environment = dict(os.environ, CUDA_VISIBLE_DEVICES="", HF_HUB_OFFLINE="1")
     return subprocess.run(command, cwd=REPO, env=environment, capture_output=True, text=True, timeout=within)
