@@ -1,21 +1,31 @@
-"""One drafter's training step with random weights: time, useful TFLOP/s, peak memory, recompiles, kernels.
+"""One drafter's training step with random weights, beside SpecForge's on the same work: time, useful TFLOP/s, memory.
 
-    python -m benchmarks.step --size qwen3_8b --rows 1 --tokens 4096 --anchors 512 --steps 20
+    python -m benchmarks.step --case 1x2048x512 --case 4x4096x512 --specforge --out step.json
 
-Prints one line of JSON a case, with the rate of a plain bfloat16 product beside it.
+A case is rows × tokens × anchors. Rows are one document each, because SpecForge knows no packed rows; `--documents` packs
+them in runs without it. `useful_flop` in `benchmarks/shapes.py` says what is counted. Every case is written as soon as it is
+measured.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
+import gc
 import statistics
 import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import torch
 
+from benchmarks.results_file import ResultFile
 from benchmarks.shapes import VOCAB, random_pack, random_step, useful_flop
+from dfl_mp.model.shapes import PackTensors
 from dfl_mp.train.step import compiled_graphs
+
+Work = Callable[[], Any]
+FIELDS = ("rows", "tokens", "anchors")
 
 
 def product_tflops(device: torch.device, n: int = 8192) -> float:
@@ -25,7 +35,7 @@ def product_tflops(device: torch.device, n: int = 8192) -> float:
     return 2 * n**3 / statistics.median(times[2:]) / 1e12
 
 
-def timed(work) -> float:  # type: ignore[no-untyped-def]
+def timed(work: Work) -> float:
     """Seconds of the work on the device."""
     begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
     begin.record()
@@ -35,63 +45,115 @@ def timed(work) -> float:  # type: ignore[no-untyped-def]
     return begin.elapsed_time(end) / 1e3
 
 
-def kernels(work) -> list[tuple[str, float]]:  # type: ignore[no-untyped-def]
-    """(name, milliseconds) of the kernels that take longest in the work."""
+def kernels(work: Work, most: int = 40) -> list[tuple[str, float, int]]:
+    """(name, milliseconds, launches) of the kernels that take longest in the work."""
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
         work()
         torch.cuda.synchronize()
     rows = sorted(profile.key_averages(), key=lambda e: -e.self_device_time_total)
-    return [(e.key[:90], round(e.self_device_time_total / 1e3, 2)) for e in rows[:14]]
+    return [(e.key[:90], round(e.self_device_time_total / 1e3, 2), e.count) for e in rows[:most]]
 
 
-def measure(size: str, rows: int, tokens: int, anchors: int, steps: int) -> dict[str, object]:
-    device = torch.device("cuda", 0)
-    torch.cuda.reset_peak_memory_stats()
-    step = random_step(size, device)
-    packs = [random_pack(rows, tokens, anchors, VOCAB[size], documents=4, seed=i).to(device) for i in range(4)]
-    width = step.spec.num_features * step.spec.hidden_size
-    features = torch.randn(rows, tokens, width, device=device, dtype=torch.bfloat16)
+def measure(accumulate: Callable[[int], Any], apply: Callable[[int], Any], steps: int) -> dict[str, Any]:
+    """Medians over the steps after two; the first, which compiles, is timed apart."""
     began = time.monotonic()
-    step.accumulate(features, packs[0], 0)
-    step.apply(step.vector.clone(), 0)
+    accumulate(0), apply(0)
     torch.cuda.synchronize()
     cold, graphs = time.monotonic() - began, compiled_graphs()
-    reduced = torch.empty_like(step.vector)
-    passes, updates, losses = [], [], []
     torch.cuda.reset_peak_memory_stats()
+    passes, updates = [], []
     for i in range(1, steps + 1):
-        passes.append(timed(lambda i=i: step.accumulate(features, packs[i % 4], 0)))
-        reduced.copy_(step.vector)
-        updates.append(timed(lambda i=i: losses.append(step.apply(reduced, i).loss)))
-    names = kernels(lambda: step.accumulate(features, packs[0], 0))
-    median = statistics.median(passes[2:])
-    flop = useful_flop(step.spec, packs[0], VOCAB[size])
+        passes.append(timed(lambda i=i: accumulate(i)))
+        updates.append(timed(lambda i=i: apply(i)))
+    both = [statistics.median(times[2:]) * 1e3 for times in (passes, updates)]
     return {
-        "size": size,
-        "rows": rows,
-        "tokens": tokens,
-        "anchors": anchors,
-        "steps": steps,
-        "forward_backward_ms": round(median * 1e3, 1),
-        "optimizer_ms": round(statistics.median(updates[2:]) * 1e3, 1),
-        "useful_tflops": round(flop / median / 1e12, 1),
-        "product_tflops": round(product_tflops(device), 1),
+        "forward_backward_ms": round(both[0], 1),
+        "optimizer_ms": round(both[1], 1),
+        "step_ms": round(sum(both), 1),
         "peak_gb": round(torch.cuda.max_memory_allocated() / 1e9, 2),
-        "cold_s": round(cold, 1),
+        "first_step_s": round(cold, 1),
         "recompiles": compiled_graphs() - graphs,
-        "loss": [round(losses[0], 3), round(losses[-1], 3)],
-        "kernels": names,
-        "torch": torch.__version__,
-        "device": torch.cuda.get_device_name(),
     }
 
 
+def own(size: str, packs: list[PackTensors], features: torch.Tensor, options: argparse.Namespace) -> dict[str, Any]:
+    step = random_step(size, features.device)
+    losses: list[float] = []
+
+    def apply(i: int) -> None:
+        losses.append(step.apply(step.vector, i).loss)
+
+    def accumulate(i: int) -> None:
+        step.accumulate(features, packs[i % len(packs)], 0)
+
+    found = measure(accumulate, apply, options.steps)
+    useful = useful_flop(step.spec, packs[0], VOCAB[size]) / found["forward_backward_ms"] / 1e9
+    found |= {"useful_tflops": round(useful, 1), "loss": [round(losses[0], 3), round(losses[-1], 3)]}
+    if options.profile:
+        found["kernels"] = kernels(lambda: (accumulate(0), apply(options.steps + 1)))
+    return found
+
+
+def specforge(
+    size: str, packs: list[PackTensors], features: torch.Tensor, options: argparse.Namespace
+) -> dict[str, Any]:
+    from benchmarks.specforge import SpecForgeStep
+
+    step = SpecForgeStep(size, packs[0].anchor_BN.shape[1], features.device)
+    found = measure(lambda i: step.accumulate(features, packs[i % len(packs)]), lambda i: step.apply(), options.steps)
+    if options.profile:
+        found["kernels"] = kernels(lambda: (step.accumulate(features, packs[0]), step.apply()))
+    return found
+
+
+def run_case(case: str, options: argparse.Namespace) -> dict[str, Any]:
+    """One case, ours and SpecForge's one after the other on the same packs; an error of one is its result."""
+    rows, tokens, anchors = (int(n) for n in case.split("x"))
+    device = torch.device("cuda", 0)
+    width = 5 * random_width(options.size)
+    features = torch.randn(rows, tokens, width, device=device, dtype=torch.bfloat16)
+    packs = [
+        random_pack(rows, tokens, anchors, VOCAB[options.size], options.documents, seed=i).to(device) for i in range(4)
+    ]
+    found: dict[str, Any] = dict(zip(FIELDS, (rows, tokens, anchors), strict=True))
+    found |= {"size": options.size, "documents_per_row": options.documents, "steps": options.steps}
+    sides = {"own": own} | ({"specforge": specforge} if options.specforge else {})
+    for name, side in sides.items():
+        try:
+            found[name] = side(options.size, packs, features, options)
+        except (RuntimeError, ImportError) as error:
+            found[name] = {"error": f"{type(error).__name__}: {str(error)[:300]}"}
+        gc.collect()
+        torch.cuda.empty_cache()
+        print(case, name, {k: v for k, v in found[name].items() if k != "kernels"}, flush=True)
+    if "step_ms" in found.get("specforge", {}) and "step_ms" in found["own"]:
+        found["ratio_to_specforge"] = round(found["own"]["step_ms"] / found["specforge"]["step_ms"], 3)
+    return found
+
+
+def random_width(size: str) -> int:
+    from benchmarks.shapes import SIZES
+
+    return SIZES[size]["hidden_size"]
+
+
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--size", default="qwen3_8b", choices=sorted(VOCAB))
-    for name, default in (("rows", 1), ("tokens", 4096), ("anchors", 512), ("steps", 20)):
-        parser.add_argument(f"--{name}", type=int, default=default)
-    print(json.dumps(measure(**vars(parser.parse_args()))))
+    parser.add_argument("--case", action="append", metavar="ROWSxTOKENSxANCHORS")
+    parser.add_argument("--documents", type=int, default=1, help="documents in a row")
+    parser.add_argument("--steps", type=int, default=20)
+    parser.add_argument("--specforge", action="store_true", help="measure SpecForge beside")
+    parser.add_argument("--profile", action="store_true", help="keep each case's longest kernels")
+    parser.add_argument("--out", type=Path)
+    options = parser.parse_args()
+    result = ResultFile("step", options.out)
+    result.add("product_tflops", round(product_tflops(torch.device("cuda", 0)), 1))
+    for case in options.case or ["1x2048x512", "4x4096x512"]:
+        result.append("cases", run_case(case, options))
+    ratios = [c["ratio_to_specforge"] for c in result.found["cases"] if "ratio_to_specforge" in c]
+    if ratios:
+        result.add("ratio_to_specforge", ratios[0])
 
 
 if __name__ == "__main__":
