@@ -2,9 +2,9 @@
 
     python -m benchmarks.step --case 1x2048x512 --case 4x4096x512 --specforge --out step.json
 
-A case is rows × tokens × anchors. Rows are one document each, because SpecForge knows no packed rows; `--documents` packs
-them in runs without it. `useful_flop` in `benchmarks/shapes.py` says what is counted. Every case is written as soon as it is
-measured.
+A case is rows × tokens × anchors. Rows are one document each, because SpecForge knows no packed rows; `--documents`
+packs them in runs without it. `useful_flop` in `benchmarks/shapes.py` says what is counted. Every case is written as
+soon as it is measured.
 """
 
 from __future__ import annotations
