@@ -43,6 +43,8 @@ class TargetConfig(Section):
     dtype: DType
     attn_implementation: Literal["sdpa", "eager"]
     trust_remote_code: bool
+    load_format: Literal["auto", "dummy"]
+    """`dummy`: random weights for a folder that holds only `config.json` and a tokenizer; for measuring speed."""
 
 
 class DrafterConfig(Section):

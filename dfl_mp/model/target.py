@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from dfl_mp.config import TargetConfig
 from dfl_mp.errors import ConfigError
-from dfl_mp.model.target_load import decoder_and_layers, load_causal_model
+from dfl_mp.model.target_load import load_decoder
 from dfl_mp.specs import TargetSpec
 
 MASKED_KINDS = {"full_attention", "sliding_attention", "chunked_attention"}
@@ -95,16 +95,8 @@ def load_feature_target(spec: TargetSpec, config: TargetConfig, device: torch.de
     Raises ConfigError naming `target.path` when it cannot be loaded, or when its layers' outputs, with every document
     in a row of its own, are not the hidden states that it reports itself.
     """
-    model = load_causal_model(spec, config)
-    decoder, name, layers = decoder_and_layers(model, spec.num_layers, spec.path)
-    kinds = getattr(model.config.get_text_config(decoder=True), "layer_types", None) or ()
-    del model
-    layers = layers[: spec.layer_ids[-1] + 1]
-    decoder.set_submodule(name, layers)
-    for norm in ("norm", "final_layer_norm", "final_layernorm", "ln_f"):
-        if isinstance(getattr(decoder, norm, None), nn.Module):
-            setattr(decoder, norm, nn.Identity())
-    decoder.to(device)
+    decoder, layers = load_decoder(spec, config, device)
+    kinds = getattr(decoder.config.get_text_config(decoder=True), "layer_types", None) or ()
     capture = Capture(layers, spec.layer_ids, spec.hidden_size)
     if set(kinds) <= MASKED_KINDS:
         target = FeatureTarget(decoder, capture, spec, packed=True)

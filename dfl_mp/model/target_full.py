@@ -93,4 +93,4 @@ class FullTarget:
 
 def load_full_target(spec: TargetSpec, config: TargetConfig, device: torch.device | str) -> FullTarget:
     """The whole target on `device`, frozen. Raises ConfigError naming `target.path`."""
-    return FullTarget(load_causal_model(spec, config).to(device), spec)
+    return FullTarget(load_causal_model(spec, config, device), spec)

@@ -17,14 +17,45 @@ from transformers.utils.logging import disable_progress_bar
 
 from dfl_mp.config import TargetConfig
 from dfl_mp.errors import ConfigError
+from dfl_mp.model import target_dummy
 from dfl_mp.model.hub import reason
 from dfl_mp.model.shapes import FrozenEnds
 from dfl_mp.model.target_spec import read_config
 from dfl_mp.specs import TargetSpec
 
 
-def load_causal_model(spec: TargetSpec, config: TargetConfig) -> PreTrainedModel:
-    """The unmodified target on the CPU, frozen, in `config.dtype`. Raises ConfigError naming `target.path`."""
+def load_causal_model(spec: TargetSpec, config: TargetConfig, device: torch.device | str) -> PreTrainedModel:
+    """The unmodified target on `device`, frozen, in `config.dtype`. Raises ConfigError naming `target.path`."""
+    if config.load_format == "dummy":
+        model = empty_model(spec, config)
+        target_dummy.fill(model, device)
+        return model.eval().requires_grad_(False)
+    return _read_causal_model(spec, config).to(device)
+
+
+def load_decoder(
+    spec: TargetSpec, config: TargetConfig, device: torch.device | str
+) -> tuple[PreTrainedModel, nn.ModuleList]:
+    """The text decoder up to the last layer that is a feature, without its final norm, on `device`; and its layers.
+
+    The rest never reaches the device; dummy weights are made there, and nothing of them on the host.
+    """
+    dummy = config.load_format == "dummy"
+    model = empty_model(spec, config) if dummy else _read_causal_model(spec, config)
+    decoder, name, layers = decoder_and_layers(model, spec.num_layers, spec.path)
+    prefix = target_dummy.dotted_prefix(model, decoder)
+    del model
+    layers = layers[: spec.layer_ids[-1] + 1]
+    decoder.set_submodule(name, layers)
+    for norm in ("norm", "final_layer_norm", "final_layernorm", "ln_f"):
+        if isinstance(getattr(decoder, norm, None), nn.Module):
+            setattr(decoder, norm, nn.Identity())
+    if dummy:
+        target_dummy.fill(decoder, device, prefix)
+    return decoder.to(device).eval().requires_grad_(False), layers
+
+
+def _read_causal_model(spec: TargetSpec, config: TargetConfig) -> PreTrainedModel:
     read_config(spec.path, config)
     disable_progress_bar()
     try:
@@ -61,6 +92,8 @@ def frozen_ends(spec: TargetSpec, config: TargetConfig, device: torch.device | s
     the model (old checkpoints, other formats) the whole model is loaded on the CPU, and dropped.
     """
     embed_name, head_name = _end_names(spec, config)
+    if config.load_format == "dummy":
+        return _dummy_ends(spec, config, (embed_name, head_name), device)
     read = {name: _read_tensor(spec, config, name) for name in {embed_name, head_name}}
     tied = _is_tied(spec, config)
     embed, head = read[embed_name], read[head_name]
@@ -69,8 +102,17 @@ def frozen_ends(spec: TargetSpec, config: TargetConfig, device: torch.device | s
     elif tied and embed is not None and torch.equal(embed, head):
         head = embed
     if embed is None or head is None:
-        return ends_of(load_causal_model(spec, config), spec, device)
+        return ends_of(_read_causal_model(spec, config), spec, device)
     return _ends(spec, embed, head, device, getattr(torch, config.dtype))
+
+
+def _dummy_ends(
+    spec: TargetSpec, config: TargetConfig, names: tuple[str, str], device: torch.device | str
+) -> FrozenEnds:
+    dtype, shape = getattr(torch, config.dtype), (spec.vocab_size, spec.hidden_size)
+    embed = target_dummy.random_table(names[0], shape, dtype, device)
+    head = embed if _is_tied(spec, config) else target_dummy.random_table(names[1], shape, dtype, device)
+    return _ends(spec, embed, head, device, dtype)
 
 
 def ends_of(model: PreTrainedModel, spec: TargetSpec, device: torch.device | str) -> FrozenEnds:
@@ -105,16 +147,20 @@ def _refuse_bias(head: nn.Module, spec: TargetSpec) -> None:
         raise ConfigError(f"target.path: {spec.path}: its head has a bias, which no reader of drafters applies")
 
 
-def _empty_model(spec: TargetSpec, config: TargetConfig) -> PreTrainedModel:
+def empty_model(spec: TargetSpec, config: TargetConfig) -> PreTrainedModel:
+    """The unmodified target without memory, on `meta`."""
     with torch.device("meta"):
         return AutoModelForCausalLM.from_config(
-            read_config(spec.path, config), trust_remote_code=config.trust_remote_code
+            read_config(spec.path, config),
+            trust_remote_code=config.trust_remote_code,
+            dtype=getattr(torch, config.dtype),
+            attn_implementation=config.attn_implementation,
         )
 
 
 def _end_names(spec: TargetSpec, config: TargetConfig) -> tuple[str, str]:
     """Names of the embedding and of the head in the model's state dict."""
-    model = _empty_model(spec, config)
+    model = empty_model(spec, config)
     embed, head = model.get_input_embeddings(), model.get_output_embeddings()
     _refuse_bias(head, spec)
     names = {id(module): name for name, module in model.named_modules(remove_duplicate=False)}

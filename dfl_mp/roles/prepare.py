@@ -69,6 +69,8 @@ def run(run_dir: Path) -> None:
 
     config = read_config(run_dir)
     target = describe_target(config.target)
+    if config.target.load_format == "dummy":
+        _say("target: random weights (target.load_format=dummy); what is trained, exported and evaluated means nothing")
     prepared = prepare(config, target, load_tokenizer(config.target, target.path), _say)
     staged = run_dir / f".prepared-{os.getpid()}.json"
     prepared.write(staged)

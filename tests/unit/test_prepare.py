@@ -274,7 +274,7 @@ def test_a_row_without_a_question_is_no_prompt(row: dict[str, Any]) -> None:
 def target_spec(folder: Path, vocab_size: int, **options: Any) -> TargetSpec:
     tree = {"num_features": 2, "layer_ids": None, "dtype": "float32", "attn_implementation": "sdpa", "revision": None}
     path = save_target(folder, vocab_size, **options)
-    return describe_target(TargetConfig(path=str(path), trust_remote_code=False, **tree))
+    return describe_target(TargetConfig(path=str(path), trust_remote_code=False, load_format="auto", **tree))
 
 
 def test_the_order_of_choice_of_the_mask_token(tmp_path: Path) -> None:

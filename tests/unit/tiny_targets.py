@@ -82,6 +82,7 @@ def target_config(folder: Path | str, **fields: Any) -> TargetConfig:
         "dtype": "float32",
         "attn_implementation": "sdpa",
         "trust_remote_code": False,
+        "load_format": "auto",
     }
     return TargetConfig(**{**values, **fields})
 
