@@ -92,7 +92,7 @@ class SimTarget(SimWorker):
     def events(self) -> Iterator[str]:
         if self.machine.now is not None:
             yield "forward_ends"
-        elif self.machine.queue:
+        if self.machine.queue and len(self.machine.running) < 2:
             yield "forward"
 
     def forward(self) -> None:
@@ -271,7 +271,9 @@ class SimDrafter(SimWorker):
     # ---- copy thread ---------------------------------------------------------------------------------------------
 
     def copy(self) -> None:
+        self.machine.views_closed()
         held = self.machine.next_copy()
+        self.flush()
         if held is None:
             self.copy_awake = False
             return

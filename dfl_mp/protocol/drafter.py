@@ -79,6 +79,8 @@ class Drafter:
         """Targets whose ring this drafter was told of and has not dropped."""
         self.unreadable: set[str] = set()
         self.closing: list[str] = []
+        self.dropping: list[m.EpochDropped] = []
+        """To be said once the views of these targets' rings are closed."""
         self.form: m.Form | None = None
         self.reduce: m.Reduce | None = None
         self.commit: m.Commit | None = None
@@ -94,6 +96,7 @@ class Drafter:
         """First word on a new link; what was to be said on the old one is in it (rule 13)."""
         self.outbox.clear()
         self.closing.clear()
+        self.dropping.clear()
         self.unreadable.clear()  # tried again, so that the new coordinator is told
         self.reduce = None
         if not isinstance(self.main, Join):
@@ -225,8 +228,8 @@ class Drafter:
         self._drop_epochs()
 
     def _drop_epochs(self) -> None:
-        """Acknowledge dead targets that no copy reads any more; the role drops the views that `mapped` does not
-        name."""
+        """Let go of dead targets that no copy reads any more: the copy thread closes the views that `mapped` does not
+        name, then calls `views_closed`."""
         reading = {h.ref.target for h in [*self.held.values(), *self.orphans] if h.state == "copying"}
         for target in [t for t in self.closing if t not in reading]:
             self.closing.remove(target)
@@ -235,7 +238,13 @@ class Drafter:
             gone = [h for h in self.held.values() if h.ref.target == target and h.state == "assigned"]
             for held in gone:
                 del self.held[held.number]
-            self.outbox.append(m.EpochDropped(target=target, released=tuple((h.number, h.lease) for h in gone)))
+            released = tuple((h.number, h.lease) for h in gone)
+            self.dropping.append(m.EpochDropped(target=target, released=released))
+
+    def views_closed(self) -> None:
+        """No ring is mapped any more that `mapped` does not name."""
+        self.outbox += self.dropping
+        self.dropping.clear()
 
     # ---- main thread -----------------------------------------------------------------------------------------------
 

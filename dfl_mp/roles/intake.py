@@ -50,6 +50,7 @@ class Intake(threading.Thread):
             self._free.append((self._full.pop(key), None))
         for target in [t for t in self._views if t not in self._machine.mapped]:
             self._views.pop(target).close()
+        self._machine.views_closed()
         return self._machine.next_copy()
 
     def _copy(self, held: Held) -> Tensor:
