@@ -25,7 +25,7 @@ from dfl_mp.messages import Recompiled, Statistics
 from dfl_mp.model.drafter import Drafter as DrafterModel
 from dfl_mp.model.target_load import frozen_ends
 from dfl_mp.protocol.drafter import AllReduce, Apply, Compute, Drafter, Join, Work, WriteCheckpoint
-from dfl_mp.roles.common import Job, begin, device, exit_code_of
+from dfl_mp.roles.common import Job, begin, device, exit_code_of, leave
 from dfl_mp.roles.intake import Intake
 from dfl_mp.roles.tensors import to_tensors
 from dfl_mp.roles.worker import Control, end_process_on_thread_error
@@ -232,4 +232,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    leave(main())
