@@ -63,7 +63,7 @@ class Child:
         self.kill_at: float | None = None
         """When it is killed if it has not ended by then."""
         self.suspect: int | None = None
-        """The pack to blame for its death, until a coordinator has been told."""
+        """The pack to blame for its death: every coordinator is told."""
 
     @property
     def id(self) -> str:

@@ -24,7 +24,7 @@ from dfl_mp.messages import (
     is_worker,
 )
 from dfl_mp.specs import Prepared
-from launcher import stop
+from launcher import pulse, stop
 from launcher.child import Child
 from launcher.commands import Commands
 from launcher.console import Console
@@ -69,6 +69,7 @@ class Supervisor:
         """When to start a dead worker again."""
         self._commands = Commands(self.crew, self._places, self._due, self._deaths, config.train.packs_per_step)
         self._step = 0
+        self._pulse = pulse.Pulse(time.monotonic())
         self._ending: Shutdown | None = None
         """What a coordinator that has not been greeted yet is told as well."""
         self._verdict: str | None = None
@@ -93,6 +94,7 @@ class Supervisor:
         except (Interrupted, ConfigError, WorkerFailed) as error:
             self._shut_down(str(error) or "interrupted")
             raise
+        self._end_starters()
         stop.climb(self.crew, stop.by_themselves(self.config.deadline.stop), self._stopping_turn)
         if self._verdict:
             raise WorkerFailed(self._verdict)
@@ -130,10 +132,12 @@ class Supervisor:
         if self._post.broken:
             self._post.anew()
         greeted = self._post.greet()
-        for message in self._wait(TURN_S if greeted else HURRIED_TURN_S):
+        messages = self._wait(TURN_S if greeted else HURRIED_TURN_S)
+        for message in messages:
             self._on_message(message)
         for child in self._bury(0):
             self._on_death(child)
+        self._watch_coordinator(heard=bool(messages))
         self._commands.press()
         self._start_due()
         self._look_at_starts()
@@ -183,8 +187,7 @@ class Supervisor:
                     raise ConfigError(_complaint(child))
                 raise WorkerFailed(f"{child.name} failed to start\n{_report([child])}")
             child.suspect = pack if child.own_doing else None
-            if self._post.tell(_died(child)):
-                child.suspect = None
+            self._post.tell(_died(child))
         if self._verdict is None:
             self._plan_restart(child)
 
@@ -222,6 +225,12 @@ class Supervisor:
             elif child.age > self.config.deadline.start:
                 self._kill_stuck(child, f"not ready after {child.age:.0f} s")
 
+    def _watch_coordinator(self, heard: bool) -> None:
+        silence = self._pulse.silence(time.monotonic(), heard)
+        child = self.crew.alive.get("coordinator")
+        if child is not None and min(silence, child.age) > pulse.SILENT_AFTER_S:
+            self._kill_stuck(child, f"silent for {silence:.0f} s")
+
     def _kill_stuck(self, child: Child, reason: str) -> None:
         if not child.stuck:
             child.stuck = reason
@@ -237,10 +246,7 @@ class Supervisor:
             self._post.tell(self._ending)
             began = time.monotonic()
             until = began + self.config.deadline.stop
-            self._look_at_starts()  # one that has become ready since the last turn may have a state to save
-            for child in self.crew.alive.values():
-                if is_worker(child.id) and not child.ready:
-                    child.signal_group(signal.SIGTERM)
+            self._end_starters()
             while self._verdict is None and "coordinator" in self.crew.alive and time.monotonic() < until:
                 self._stopping_turn(min(TURN_S, until - time.monotonic()))
                 if self.console.saving:
@@ -251,6 +257,13 @@ class Supervisor:
         except Interrupted:
             stop.climb(self.crew, stop.KILL, lambda within: self._bury(within, heed_signals=False))
         self._show(stopping=True)
+
+    def _end_starters(self) -> None:
+        """Workers that are still starting have nothing to save, and may be deaf until they are ready."""
+        self._look_at_starts()  # one that has become ready since the last turn may have a state
+        for child in self.crew.alive.values():
+            if is_worker(child.id) and not child.ready:
+                child.signal_group(signal.SIGTERM)
 
     def _stopping_turn(self, within: float) -> None:
         within = within if self._post.greet() else min(within, HURRIED_TURN_S)
@@ -290,10 +303,7 @@ class Supervisor:
         alive = tuple(child.id for child in self.crew.alive.values() if is_worker(child.id))
         fallen = [child for child in self.crew.fallen if is_worker(child.id)]
         ending = [self._ending] if self._ending else []
-        greeting = [Alive(workers=alive), *(_died(child) for child in fallen), *ending]
-        for child in fallen:
-            child.suspect = None
-        return greeting
+        return [Alive(workers=alive), *(_died(child) for child in fallen), *ending]
 
     def _all_committed(self) -> bool:
         steps = Prepared.read(self.run.path / "prepared.json").num_steps

@@ -17,7 +17,7 @@ import sys
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from tests.protocol_rules_off import patched, variant_without
 from tests.protocol_world import Event, Settings, Violation, World
@@ -199,7 +199,7 @@ def run(
     """One schedule to its end. `violation` is None when every property held."""
     rng = random.Random(seed)
     settings = settings_of(rng)
-    settings = config if config is not None else settings
+    settings = config if config is not None else replace(settings, retold=seed % 2 == 1)
     faults = rng.choice([n for n in (0, 1, 2, 2, 3, 3, 4, 6, 9) if n >= min_faults] or [min_faults])
     rules_off = tuple(rules_off)
     with patched(rules_off):

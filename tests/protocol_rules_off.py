@@ -73,8 +73,8 @@ class GiveBackAsPending(Coordinator):
 
 
 class AsideInMemory(Coordinator):
-    def _blame(self, number: int) -> None:
-        super()._blame(number)
+    def _set_aside(self) -> None:
+        super()._set_aside()
         self._out = [x for x in self._out if not isinstance(x, e.PersistAside)]
 
 

@@ -26,7 +26,8 @@ Event = tuple[Any, ...]
 class Settings:
     """One small run. `poison`: a pack that crashes whoever computes it. `late`: the last drafter is added later.
     `unreadable`: no drafter can map the ring of the first target until that is started again.
-    `wire`: messages travel as bytes."""
+    `wire`: messages travel as bytes. `retold`: the launcher outlives coordinators and tells each of all the dead; if
+    not, it is another launcher that has not seen them."""
 
     targets: int = 1
     slots: int = 1
@@ -38,6 +39,7 @@ class Settings:
     late: bool = False
     unreadable: bool = False
     wire: bool = False
+    retold: bool = False
 
 
 @dataclass(frozen=True)
@@ -83,6 +85,7 @@ class World:
         self.alive: list[str] = []
         """What the launcher believes."""
         self.unnoticed: list[tuple[str, int | None]] = []
+        self.fallen: list[m.Died] = []
         self.to_start: list[str] = []
         self.overdue = 0
         """Collectives that raised though everyone lives: the coordinator's deadline will pass."""
@@ -205,7 +208,9 @@ class World:
         self.alive.remove(name)
         self.to_start.append(m.name_of(name))
         suspect = None if "suspect" in self.variant.off else entry[1]
-        self._tell(m.Died(worker=name, suspect=suspect))
+        died = m.Died(worker=name, suspect=suspect)
+        self.fallen.append(died)
+        self._tell(died)
 
     def restart(self, name: str) -> None:
         self.to_start.remove(name)
@@ -223,6 +228,8 @@ class World:
         self.coordinator = self.variant.coordinator(self.shape, read)
         self.up.clear()
         self._tell(m.Alive(workers=tuple(self.alive)))
+        for died in self.fallen if self.settings.retold else ():
+            self._tell(died)
 
     def _carry_out(self, effects: list[e.Effect]) -> None:
         for done, effect in enumerate(effects):

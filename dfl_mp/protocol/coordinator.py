@@ -24,6 +24,15 @@ from dfl_mp.protocol.packs import Pack
 from dfl_mp.protocol.scheduler import OnDisk, Scheduler, Shape
 
 CRASHES_TO_SET_ASIDE = 2
+MAX_EARLY = 1024
+"""Workers that said Hello before the launcher listed them, and messages of one of them that are kept."""
+FROM_LAUNCHER = (m.Alive, m.Started, m.Died, m.Shutdown, m.Answer)
+FROM_TARGET_ONLY = (m.TargetHello, m.FeaturesReady)
+FROM_NO_WORKER = (
+    *FROM_LAUNCHER,
+    *(m.Compute, m.Train, m.Revoke, m.EpochClosed, m.Form, m.Admitted, m.Reduce, m.Commit, m.Save, m.Stop),
+    *(m.Progress, m.KillWorker, m.Finished, m.Command),
+)
 
 
 class Coordinator(Scheduler):
@@ -31,7 +40,8 @@ class Coordinator(Scheduler):
 
     def __init__(self, shape: Shape, disk: OnDisk) -> None:
         super().__init__(shape, disk)
-        self.crashes: dict[int, int] = {}
+        self.crashes: dict[int, set[str]] = {}
+        """Workers that crashed while they computed the pack; the launcher tells of them again after a restart."""
         self.hellos: dict[str, m.TargetHello | m.DrafterHello] = {}
         self.early: dict[str, m.TargetHello | m.DrafterHello] = {}
         self.kept: list[tuple[str, Message]] = []
@@ -81,6 +91,22 @@ class Coordinator(Scheduler):
             return False
         name, number = name_of(sender), incarnation_of(sender)
         return sender in self.dead or any(name_of(w) == name and incarnation_of(w) > number for w in self.listed)
+
+    def may_speak(self, sender: str, message: Message) -> bool:
+        """Whether this is somebody's to say: a known worker what its role says, a new one first Hello, the launcher
+        the rest."""
+        if sender == LAUNCHER:
+            return isinstance(message, FROM_LAUNCHER)
+        target = role_of(sender) == "target"
+        if isinstance(message, FROM_NO_WORKER) or (isinstance(message, FROM_TARGET_ONLY) and not target):
+            return False
+        if target and not isinstance(message, (*FROM_TARGET_ONLY, m.Heartbeat)):
+            return False
+        if sender in self.listed:
+            return True
+        if sender in self.early:
+            return sum(1 for worker, _ in self.kept if worker == sender) < MAX_EARLY
+        return isinstance(message, m.TargetHello | m.DrafterHello) and len(self.early) < MAX_EARLY
 
     def save_now(self) -> list[Effect]:
         """Order a checkpoint of the newest applied step, if a drafter lives and it is not saved yet."""
@@ -132,6 +158,7 @@ class Coordinator(Scheduler):
     def _recover(self) -> None:
         recovery.rebuild(self)
         self.recovered = True
+        self._set_aside()
         for worker in sorted({w for w, _ in self.kept if w in self.hellos}):
             self._replay(worker)
 
@@ -286,6 +313,8 @@ class Coordinator(Scheduler):
     def _on_died(self, worker: str, suspect: int | None) -> None:
         self.dead.add(worker)
         self.early.pop(worker, None)
+        if suspect is not None:
+            self.crashes.setdefault(suspect, set()).add(worker)
         if not self.recovered:
             self.hellos.pop(worker, None)
             if self.awaited is not None:
@@ -295,8 +324,7 @@ class Coordinator(Scheduler):
             self._target_died(worker)
         else:
             self._drafter_died(worker)
-        if suspect is not None:
-            self._blame(suspect)
+        self._set_aside()
 
     def _target_died(self, target: str) -> None:
         self.slots.remove(target)
@@ -317,13 +345,12 @@ class Coordinator(Scheduler):
             if self.group.applied:
                 self.form()
 
-    def _blame(self, number: int) -> None:
+    def _set_aside(self) -> None:
         """A pack that was in two workers that crashed by themselves is set aside (rule 6)."""
-        pack = self.packs.get(number)
-        if pack is None or pack.state not in ("pending", "ready"):
-            return
-        self.crashes[number] = self.crashes.get(number, 0) + 1
-        if self.crashes[number] >= CRASHES_TO_SET_ASIDE:
+        for number in [n for n, workers in self.crashes.items() if len(workers) >= CRASHES_TO_SET_ASIDE]:
+            pack = self.packs.get(number)
+            if pack is None or pack.state not in ("pending", "ready"):
+                continue
             if pack.state == "ready" and pack.ref is not None:
                 self.slots.free(pack.ref.target, pack.ref.slot)
             pack.to_aside()
