@@ -34,7 +34,6 @@ from dfl_mp.messages import (
     RingUnreadable,
     Save,
     Shutdown,
-    Started,
     Status,
     Stop,
     WorkerLine,
@@ -58,6 +57,7 @@ from dfl_mp.protocol.scheduler import Shape
 from dfl_mp.roles.common import TRANSPORT, Job, begin
 from dfl_mp.roles.ledger import Ledger
 from dfl_mp.roles.operators import Operators
+from dfl_mp.roles.refusals import Refusals
 from dfl_mp.transport.links import Hub
 
 PROGRESS_EVERY_S = 0.5
@@ -77,6 +77,7 @@ class CoordinatorRole:
         self.machine = Coordinator(shape, self.ledger.load())
         self.hub = Hub(job.run_dir)
         self.operators = Operators(job.run_dir, self.machine, self.hub.send)
+        self.refusals = Refusals()
         self.status: dict[str, tuple[float, Status]] = {}
         self.killing: set[str] = set()
         newest = read_lines(job.run_dir / "metrics.jsonl")[-SMOOTH_STEPS:]
@@ -95,6 +96,7 @@ class CoordinatorRole:
                 next_report = time.monotonic() + PROGRESS_EVERY_S
                 self._watch_deadlines()
                 self._carry_out(self.operators.watch(time.monotonic()))
+                self._refused(self.refusals.due(time.monotonic()))
                 self.hub.send(LAUNCHER, self._progress())
         self._end()
         return 0
@@ -105,7 +107,7 @@ class CoordinatorRole:
         try:
             received = self.hub.receive(within)
         except RefusedMessage as error:
-            self._event("refused_message", reason=str(error))
+            self._refuse(str(error))
             return
         if received is None:
             return
@@ -114,6 +116,8 @@ class CoordinatorRole:
             self._on_operator(sender, message)
         elif self.machine.is_past(sender):
             self.hub.send(sender, Stop())
+        elif not self.machine.may_speak(sender, message):
+            self._refuse(f"{type(message).__name__} from {sender}")
         elif isinstance(message, Heartbeat):
             self.status[sender] = (time.monotonic(), message.status)
         elif isinstance(message, RingProved):
@@ -128,8 +132,6 @@ class CoordinatorRole:
             self._carry_out(self.machine.save_now())
         elif isinstance(message, Answer) and sender == LAUNCHER:
             self.hub.send(message.operator, message)
-        elif sender == LAUNCHER and not isinstance(message, Alive | Started | Died):
-            self._event("refused_message", reason=f"{type(message).__name__} from the launcher")
         else:
             if isinstance(message, Died):
                 self.status.pop(message.worker, None)
@@ -139,7 +141,7 @@ class CoordinatorRole:
 
     def _on_operator(self, operator: str, message: Message) -> None:
         if not isinstance(message, Command) or message.operator != operator:
-            self._event("refused_message", reason=f"{type(message).__name__} from {operator}")
+            self._refuse(f"{type(message).__name__} from {operator}")
         elif message.what == "status":
             self.hub.send(operator, self._progress())
         else:
@@ -181,6 +183,13 @@ class CoordinatorRole:
         most = self.job.config.train.max_skipped_in_a_row
         if self.skipped_in_a_row >= most:
             self.error = f"{most} steps in a row had no finite loss and gradient; the last is step {effect.step}"
+
+    def _refuse(self, reason: str) -> None:
+        self._refused(self.refusals.take(reason, time.monotonic()))
+
+    def _refused(self, line: dict[str, Any] | None) -> None:
+        if line is not None:
+            self._event("refused_message", **line)
 
     def _event(self, event: str, **fields: object) -> None:
         self.events.append({"time": time.time(), "event": event, "worker": COORDINATOR, **fields})
@@ -265,6 +274,7 @@ class CoordinatorRole:
             if worker not in self.machine.dead and role_of(worker) in ("target", "drafter"):
                 self.hub.send(worker, Stop())
         self.operators.close()
+        self._refused(self.refusals.flush())
         self.hub.send(LAUNCHER, self._progress())
         self.hub.send(LAUNCHER, Finished(error=self.error))
         time.sleep(0.2)  # LINGER is 0: let the last messages leave
