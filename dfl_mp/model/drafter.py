@@ -21,6 +21,7 @@ from torch import Tensor, nn
 
 from dfl_mp.errors import ConfigError
 from dfl_mp.model.attention import CosSin, Rotary, attend, rotate
+from dfl_mp.model.linear import Linear
 from dfl_mp.model.mask import decode_mask
 from dfl_mp.model.shapes import Masks
 from dfl_mp.specs import DrafterSpec
@@ -44,10 +45,10 @@ class Attention(nn.Module):
         super().__init__()
         self.head_dim = spec.head_dim
         queries, keys = spec.num_attention_heads * spec.head_dim, spec.num_key_value_heads * spec.head_dim
-        self.q_proj = nn.Linear(spec.hidden_size, queries, bias=False)
-        self.k_proj = nn.Linear(spec.hidden_size, keys, bias=False)
-        self.v_proj = nn.Linear(spec.hidden_size, keys, bias=False)
-        self.o_proj = nn.Linear(queries, spec.hidden_size, bias=False)
+        self.q_proj = Linear(spec.hidden_size, queries)
+        self.k_proj = Linear(spec.hidden_size, keys)
+        self.v_proj = Linear(spec.hidden_size, keys)
+        self.o_proj = Linear(queries, spec.hidden_size)
         self.q_norm = RMSNorm(spec.head_dim, spec.rms_norm_eps)
         self.k_norm = RMSNorm(spec.head_dim, spec.rms_norm_eps)
 
@@ -61,18 +62,21 @@ class Attention(nn.Module):
         return k, self._heads(self.v_proj(x_BTH)).transpose(1, 2)
 
     def forward(self, h_BMH: Tensor, cos_sin: CosSin, context: tuple[Tensor, Tensor], mask: object) -> Tensor:
-        """Queries and own keys from `h_BMH`; `context` is what `context_kv` gave for c. Keys are [context | block]."""
+        """[B, M, A·D], before `o_proj`. Queries and own keys from `h_BMH`; `context` is what `context_kv` gave for c.
+
+        Keys are [context | block].
+        """
         q = rotate(self.q_norm(self._heads(self.q_proj(h_BMH))).transpose(1, 2), cos_sin)
         k, v = (torch.cat(pair, dim=2) for pair in zip(context, self.context_kv(h_BMH, cos_sin), strict=True))
-        return self.o_proj(attend(q, k, v, mask).transpose(1, 2).flatten(2))
+        return attend(q, k, v, mask).transpose(1, 2).flatten(2)
 
 
 class MLP(nn.Module):
     def __init__(self, spec: DrafterSpec) -> None:
         super().__init__()
-        self.gate_proj = nn.Linear(spec.hidden_size, spec.intermediate_size, bias=False)
-        self.up_proj = nn.Linear(spec.hidden_size, spec.intermediate_size, bias=False)
-        self.down_proj = nn.Linear(spec.intermediate_size, spec.hidden_size, bias=False)
+        self.gate_proj = Linear(spec.hidden_size, spec.intermediate_size)
+        self.up_proj = Linear(spec.hidden_size, spec.intermediate_size)
+        self.down_proj = Linear(spec.intermediate_size, spec.hidden_size)
 
     def forward(self, x: Tensor) -> Tensor:
         return self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))
@@ -86,8 +90,14 @@ class Layer(nn.Module):
         self.input_layernorm = RMSNorm(spec.hidden_size, spec.rms_norm_eps)
         self.post_attention_layernorm = RMSNorm(spec.hidden_size, spec.rms_norm_eps)
 
-    def forward(self, x_BMH: Tensor, cos_sin: CosSin, context: tuple[Tensor, Tensor], mask: object) -> Tensor:
-        x = x_BMH + self.self_attn(self.input_layernorm(x_BMH), cos_sin, context, mask)
+    def forward(
+        self, x_BMH: Tensor, cos_sin: CosSin, context: tuple[Tensor, Tensor], mask: object, drop_first_of: int = 0
+    ) -> Tensor:
+        """[B, M, H]; with `drop_first_of` = K without the first slot of each block, which only serves as a key."""
+        attended = self.self_attn(self.input_layernorm(x_BMH), cos_sin, context, mask)
+        if drop_first_of:
+            x_BMH, attended = (_without_first(x, drop_first_of) for x in (x_BMH, attended))
+        x = x_BMH + self.self_attn.o_proj(attended)
         return x + self.mlp(self.post_attention_layernorm(x))
 
 
@@ -98,7 +108,7 @@ class Drafter(nn.Module):
         super().__init__()
         _check(spec)
         self.spec = spec
-        self.fc = nn.Linear(spec.num_features * spec.hidden_size, spec.hidden_size, bias=False)
+        self.fc = Linear(spec.num_features * spec.hidden_size, spec.hidden_size)
         self.hidden_norm = RMSNorm(spec.hidden_size, spec.rms_norm_eps)
         self.layers = nn.ModuleList(Layer(spec) for _ in range(spec.num_layers))
         self.norm = RMSNorm(spec.hidden_size, spec.rms_norm_eps)
@@ -107,9 +117,7 @@ class Drafter(nn.Module):
     @torch.no_grad()
     def init_weights(self, seed: int) -> None:
         """Matrices normal(0, 0.02), norms 1: a function of the seed alone, whatever the device and dtype."""
-        generator = torch.Generator().manual_seed(seed)
-        for p in self.parameters():
-            p.copy_(torch.ones(p.shape) if p.ndim == 1 else torch.randn(p.shape, generator=generator) * 0.02)
+        initial_weights_(dict(self.named_parameters()), seed)
 
     def context(self, features_BSF: Tensor) -> Tensor:
         """Features [B, S, F] → c [B, S, H], shared by all layers."""
@@ -123,15 +131,20 @@ class Drafter(nn.Module):
         block_positions_BM: Tensor,
         masks: Masks,
     ) -> Tensor:
-        """All blocks of all rows at once → hidden [B, M, H] after the last norm; blocks without an anchor are zero."""
+        """All blocks of all rows at once → hidden [B, N, K − 1, H] after the last norm, of the slots from 1 on.
+
+        Slot 0 holds a known token: no label, no head. Blocks without an anchor are zero.
+        """
         c = self.context(features_BSF)
         x = block_embeds_BMH * masks.live_BM[..., None]
         context_rotary = self.rotary(context_positions_BS, x.dtype)
         block_rotary = self.rotary(block_positions_BM, x.dtype)
-        for layer, kind in zip(self.layers, self.spec.layer_types, strict=True):
+        K = self.spec.block_size
+        for i, (layer, kind) in enumerate(zip(self.layers, self.spec.layer_types, strict=True)):
             mask = masks.sliding if kind == "sliding_attention" else masks.full
-            x = layer(x, block_rotary, layer.self_attn.context_kv(c, context_rotary), mask)
-        return self.norm(x)
+            context = layer.self_attn.context_kv(c, context_rotary)
+            x = layer(x, block_rotary, context, mask, drop_first_of=K if i == self.spec.num_layers - 1 else 0)
+        return self.norm(x).unflatten(1, (-1, K - 1))
 
     def decode_block(self, block_embeds_BKH: Tensor, block_positions_BK: Tensor, cache: DrafterCache) -> Tensor:
         """One block per row on the cached context → hidden [B, K', H]; K' may be shorter than the block size.
@@ -170,6 +183,17 @@ class DrafterCache:
         self.keys = [torch.cat((old, k), dim=2) for old, (k, _) in zip(self.keys, new, strict=True)]
         self.values = [torch.cat((old, v), dim=2) for old, (_, v) in zip(self.values, new, strict=True)]
         self.positions_BT = torch.cat((self.positions_BT, positions_BT), dim=1)
+
+
+def initial_weights_(parameters: dict[str, Tensor], seed: int) -> None:
+    """Overwrite a drafter's parameters, given in the order of the module's own, with those that the seed stands for."""
+    generator = torch.Generator().manual_seed(seed)
+    for p in parameters.values():
+        p.copy_(torch.ones(p.shape) if p.ndim == 1 else torch.randn(p.shape, generator=generator) * 0.02)
+
+
+def _without_first(x_BMH: Tensor, block_size: int) -> Tensor:
+    return x_BMH.unflatten(1, (-1, block_size))[:, :, 1:].flatten(1, 2)
 
 
 def _check(spec: DrafterSpec) -> None:

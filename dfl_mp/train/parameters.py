@@ -6,9 +6,13 @@ One all-reduce of `vector` carries gradients, denominator, statistics and the co
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor, nn
+
+from dfl_mp.model.linear import Linear
 
 DENOMINATOR, LOSS, ANCHORS, ACCEPTED, LABELS, TOKENS, DATA_WAIT_S = range(7)
 STATISTICS = 7
@@ -16,31 +20,54 @@ STATISTICS = 7
 
 
 class FlatParameters:
-    """Lays a module's parameters and gradients out as views of two vectors, matrices first, then norms.
+    """Lays a drafter's parameters and gradients out as views of a few vectors, matrices first, then norms.
 
-    `vector` is [P gradients | 7 statistics | G pack counters]. Pack i of a step adds 1 to counter i: after the
-    all-reduce every counter of a whole step is 1. The module's parameters must have one dtype and device already.
+    `master` [P] holds the weights in full precision, `working` [matrices] what the products read: a copy in the compute
+    dtype, or `master` itself. `vector` is [P gradients | 7 statistics | G pack counters]. Pack i of a step adds 1 to
+    counter i: after the all-reduce every counter of a whole step is 1. The module's parameters must have one dtype
+    and device already; its matrices must be `Linear`s, which add their gradients to `vector` themselves.
     """
 
-    def __init__(self, module: nn.Module, packs_per_step: int) -> None:
+    def __init__(self, module: nn.Module, packs_per_step: int, compute: torch.dtype) -> None:
         named = sorted(module.named_parameters(), key=lambda item: item[1].ndim == 1)
         self.layout = [(name, tuple(p.shape)) for name, p in named]
         self.num_parameters = sum(p.numel() for _, p in named)
         self.num_matrix = sum(p.numel() for _, p in named if p.ndim > 1)
         like = named[0][1].detach()
         self.master = like.new_empty(self.num_parameters)
+        self.working = self.master[: self.num_matrix]
+        if compute != like.dtype:
+            self.working = self.working.new_empty(self.num_matrix, dtype=compute)
         self.vector = like.new_zeros(self.num_parameters + STATISTICS + packs_per_step)
         self.gradient = self.vector[: self.num_parameters]
         self.tail = self.vector[self.num_parameters :]
         self.pack_counts = self.tail[STATISTICS:]
+        owners = {f"{name}.weight": m for name, m in module.named_modules() if isinstance(m, Linear)}
         offset = 0
-        for _, p in named:
-            end = offset + p.numel()
-            view = self.master[offset:end].view_as(p)
-            view.copy_(p.detach())
-            p.data = view
-            p.grad = self.gradient[offset:end].view_as(p)
+        for name, p in named:
+            part = slice(offset, offset := offset + p.numel())
+            self.master[part].view_as(p).copy_(p.detach())
+            sums = self.gradient[part].view_as(p)
+            if name in owners:
+                p.data = self.working[part].view_as(p)
+                owners[name].gradient_sum = sums
+            else:
+                p.data = self.master[part].view_as(p)
+                p.grad = sums
+        self.refresh()
+
+    def named_masters(self) -> Iterator[tuple[str, Tensor]]:
+        """Every parameter's name and its view of `master`."""
+        offset = 0
+        for name, shape in self.layout:
+            end = offset + math.prod(shape)
+            yield name, self.master[offset:end].view(shape)
             offset = end
+
+    def refresh(self) -> None:
+        """To be called when `master` has changed: the products read a copy of it."""
+        if self.working.dtype != self.master.dtype:
+            self.working.copy_(self.master[: self.num_matrix])
 
     def parts(self, vector: Tensor) -> tuple[Tensor, Tensor]:
         """Matrices and norms of a [P] vector, as views."""

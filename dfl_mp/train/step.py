@@ -16,11 +16,12 @@ from torch import Tensor
 from dfl_mp.config import LossConfig, OptimConfig
 from dfl_mp.errors import CheckpointError, ConfigError
 from dfl_mp.model.blocks import default_gamma, make_blocks
-from dfl_mp.model.drafter import Drafter
+from dfl_mp.model.drafter import Drafter, initial_weights_
 from dfl_mp.model.loss import weighted_cross_entropy
 from dfl_mp.model.mask import make_masks
 from dfl_mp.model.shapes import FrozenEnds, LossSums, PackTensors
 from dfl_mp.train import parameters as flat
+from dfl_mp.train.adamw import adamw_, step_scalars
 from dfl_mp.train.parameters import FlatParameters, StepResult, step_result
 from dfl_mp.train.schedule import learning_rate
 
@@ -32,7 +33,7 @@ class StepSettings:
     optim: OptimConfig
     loss: LossConfig
     dtype: str
-    """Compute dtype: "bfloat16" (float32 masters, autocast), "float32" or "float64"."""
+    """Compute dtype: "bfloat16" (float32 masters, moments and gradients), "float32" or "float64"."""
     attention: str
     """"auto", "dense" or "flex"."""
     packs_per_step: int
@@ -69,27 +70,14 @@ class TrainStep:
         self.gamma = settings.loss.gamma or default_gamma(drafter.spec.block_size)
         self.drafter = drafter.to(torch.float64 if settings.dtype == "float64" else torch.float32)
         self.ends = ends.to(self.compute, self.device)
-        self.flat = FlatParameters(self.drafter, settings.packs_per_step)
-        self._make_optimizer()
+        self.flat = FlatParameters(self.drafter, settings.packs_per_step, self.compute)
+        master = self.flat.master
+        self.exp_avg, self.exp_avg_sq = torch.zeros_like(master), torch.zeros_like(master)
+        # [updates of the matrices, of the norms, steps passed]: float32 counts exactly up to 16.7 million.
+        self.counters = torch.zeros(3, dtype=torch.float32, device=self.device)
         self._forward = drafter.forward
         if self.device.type == "cuda":
             self._forward = torch.compile(drafter.forward, dynamic=False, fullgraph=True)
-
-    def _make_optimizer(self) -> None:
-        """AdamW over two flat parameters; moments and counters are one tensor each, so they travel as they are."""
-        o, f = self.settings.optim, self.flat
-        self.exp_avg, self.exp_avg_sq = torch.zeros_like(f.master), torch.zeros_like(f.master)
-        # [updates of the matrices, of the norms, steps passed]: float32 counts exactly up to 16.7 million.
-        self.counters = torch.zeros(3, dtype=torch.float32, device=self.device)
-        parts = [torch.nn.Parameter(view) for view in f.parts(f.master)]
-        decays = (o.weight_decay, 0.0)
-        groups = [{"params": [p], "weight_decay": d} for p, d in zip(parts, decays, strict=True)]
-        self.optimizer = torch.optim.AdamW(groups, lr=o.lr, betas=(o.beta1, o.beta2), eps=o.eps, fused=True)
-        views = (f.gradient, self.exp_avg, self.exp_avg_sq)
-        grads, first, second = (f.parts(view) for view in views)
-        for i, p in enumerate(parts):
-            p.grad = grads[i]
-            self.optimizer.state[p] = {"step": self.counters[i], "exp_avg": first[i], "exp_avg_sq": second[i]}
 
     @property
     def vector(self) -> Tensor:
@@ -111,11 +99,8 @@ class TrainStep:
         masks = make_masks(pack, blocks, spec, self.attention)
         embeds_BMH = self.ends.embed(blocks.ids_BNK.flatten(1))
         positions_BM = blocks.positions_BNK.flatten(1)
-        mixed = self.compute == torch.bfloat16
-        with torch.autocast(self.device.type, dtype=torch.bfloat16, enabled=mixed):
-            hidden_BMH = self._forward(features_BSF.to(self.compute), embeds_BMH, pack.position_BS, positions_BM, masks)
-        hidden_BNKH = hidden_BMH.unflatten(1, blocks.ids_BNK.shape[1:])
-        sums = weighted_cross_entropy(hidden_BNKH, blocks, self.ends, self.settings.loss)
+        hidden_BNJH = self._forward(features_BSF.to(self.compute), embeds_BMH, pack.position_BS, positions_BM, masks)
+        sums = weighted_cross_entropy(hidden_BNJH, blocks, self.ends, self.settings.loss)
         sums.loss.backward()
         self._count(sums, pack, pack_index)
 
@@ -134,35 +119,57 @@ class TrainStep:
         """Forget all that was accumulated."""
         self.flat.vector.zero_()
 
+    def warm_up(self, features_BSF: Tensor, pack: PackTensors) -> None:
+        """Compile all that a step needs, and wait for it. Of a step that has just been reset nothing changes."""
+        self.accumulate(features_BSF, pack, 0)
+        self.discard()
+        self._update(self.flat.vector, step_scalars(self.settings.optim, 0.0, 0.0, 0.0, 1))
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+
     @torch.no_grad()
     def apply(self, reduced_vector: Tensor, step: int) -> StepResult:
-        """Divide, clip, move the weights, zero `vector`; `reduced_vector` is only read. One host wait.
+        """Divide, clip, move the weights, zero `vector`; `reduced_vector` may be `vector` itself. One host wait.
 
         A step whose denominator is 0 or whose loss or gradient is not finite is skipped: weights and moments stay.
         """
         optim, num = self.settings.optim, self.flat.num_parameters
         norm = torch.linalg.vector_norm(reduced_vector[:num])
-        *tail, norm_sum = torch.cat((reduced_vector[num:], norm[None])).tolist()
+        *tail, norm_sum, updates = torch.cat((reduced_vector[num:], norm[None], self.counters[:1])).tolist()
         lr = learning_rate(optim, step, self.settings.num_steps)
         denominator = tail[flat.DENOMINATOR]
         grad_norm = norm_sum / denominator if denominator else math.nan
         skipped = not (math.isfinite(grad_norm) and math.isfinite(tail[flat.LOSS]) and denominator > 0)
         if not skipped:
-            clip = min(1.0, optim.clip_norm / (grad_norm + 1e-6))
-            torch.mul(reduced_vector[:num], clip / denominator, out=self.flat.gradient)
-            for group in self.optimizer.param_groups:
-                group["lr"] = lr
-            self.optimizer.step()
+            scale = min(1.0, optim.clip_norm / (grad_norm + 1e-6)) / denominator
+            self._update(reduced_vector, step_scalars(optim, lr, optim.weight_decay, scale, round(updates) + 1))
+            self.counters[:2] += 1
         self.counters[2].fill_(step + 1)
         self.discard()
         return step_result(step, skipped, lr, grad_norm, tail)
 
     @torch.no_grad()
+    def _update(self, reduced_vector: Tensor, scalars: list[float]) -> None:
+        """AdamW with weight decay for the matrices, without it for the norms."""
+        f = self.flat
+        now = torch.tensor((scalars, [*scalars[:2], 1.0, scalars[3]]), dtype=f.master.dtype, device=self.device)
+        state = zip(*(f.parts(x) for x in (f.master, self.exp_avg, self.exp_avg_sq)), strict=True)
+        for tensors, gradient, row in zip(state, f.parts(reduced_vector), now, strict=True):
+            adamw_(tensors, gradient, self.settings.optim, row)
+        f.refresh()
+
+    @torch.no_grad()
     def reset(self, seed: int) -> None:
         """The state before the first step: initial weights of the seed, no moments, nothing accumulated."""
-        self.drafter.init_weights(seed)
+        masters = dict(self.flat.named_masters())
+        initial_weights_({name: masters[name] for name, _ in self.drafter.named_parameters()}, seed)
         for tensor in self.state_vectors()[1:]:
             tensor.zero_()
+        self.state_changed()
+
+    def state_changed(self) -> None:
+        """To be called when `state_vectors` were overwritten: what was accumulated belongs to other weights."""
+        self.flat.refresh()
         self.discard()
 
     def state_vectors(self) -> list[Tensor]:
@@ -186,4 +193,4 @@ class TrainStep:
                 raise CheckpointError(f"optimizer state: {name} is missing, or its shape or dtype differs")
         for name, tensor in own.items():
             tensor.copy_(tensors[name])
-        self.discard()
+        self.state_changed()

@@ -12,6 +12,7 @@ from torch import Tensor
 from dfl_mp.config import LossConfig
 from dfl_mp.errors import CheckpointError, ConfigError
 from dfl_mp.model.blocks import default_gamma
+from dfl_mp.model.linear import Linear
 from dfl_mp.model.reference import loss_sums, pack_hidden
 from dfl_mp.train import parameters as flat
 from dfl_mp.train.schedule import learning_rate
@@ -191,6 +192,7 @@ def test_state_vectors_make_a_joiner_equal() -> None:
     with torch.no_grad():
         for mine, theirs in zip(joiner.state_vectors(), old.state_vectors(), strict=True):
             mine.copy_(theirs)
+    joiner.state_changed()
     for step in (old, joiner):
         add(step, 1, 0)
         step.apply(step.vector.clone(), 1)
@@ -217,7 +219,33 @@ def test_parameters_are_views_with_matrices_first() -> None:
     assert dims == sorted(dims, reverse=True)
     f.master.fill_(3.0)
     f.gradient.fill_(4.0)
-    assert all((p == 3).all() and p.grad is not None and (p.grad == 4).all() for p in step.drafter.parameters())
+    assert all((p == 3).all() for p in step.drafter.parameters())
+    sums = [m.gradient_sum for m in step.drafter.modules() if isinstance(m, Linear)]
+    sums += [p.grad for p in step.drafter.parameters() if p.ndim == 1]
+    assert sum(g.numel() for g in sums) == f.num_parameters and all((g == 4).all() for g in sums)
+
+
+def test_bfloat16_reads_a_copy_of_float32_masters() -> None:
+    """An update smaller than bfloat16 can hold is kept, and the copy is the rounded master after each step."""
+    step = make_step(dtype="bfloat16", lr=1e-6)
+    before = step.flat.master.clone()
+    assert step.drafter.fc.weight.dtype == torch.bfloat16 and step.drafter.norm.weight.dtype == torch.float32
+    add(step, 0, 0)
+    step.apply(step.vector, 0)
+    moved = (step.flat.master - before)[: step.flat.num_matrix]
+    assert 0 < moved.abs().max() < 1e-5 and not step.vector.any()
+    assert torch.equal(step.flat.working, step.flat.master[: step.flat.num_matrix].bfloat16())
+
+
+def test_warm_up_changes_nothing() -> None:
+    cold, warm = make_step(), make_step()
+    pack = make_pack(1, 2, 24, 5)
+    warm.warm_up(make_features(pack, 1), pack)
+    for step in (cold, warm):
+        add(step, 0, 0)
+        step.apply(step.vector.clone(), 0)
+    for a, b in zip(cold.state_vectors(), warm.state_vectors(), strict=True):
+        assert torch.equal(a, b)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])

@@ -1,0 +1,58 @@
+"""A linear layer whose weight gradient is added in full precision to where the step keeps it, by the product itself.
+
+Autograd would make the gradient in the compute dtype, convert it and add it: five times the memory traffic.
+Legend of shape suffixes: `shapes.py`; P positions, O outputs, I inputs.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+
+@torch.library.custom_op("dfl_mp::add_product", mutates_args=("sum_OI",))
+def add_product(sum_OI: Tensor, dy_PO: Tensor, x_PI: Tensor) -> None:
+    """sum += dyᵀ·x, accumulated in the dtype of `sum_OI`: float32 for bfloat16 operands."""
+    if dy_PO.dtype == sum_OI.dtype:
+        sum_OI.addmm_(dy_PO.T, x_PI)
+    elif dy_PO.is_cuda:
+        torch.addmm(sum_OI, dy_PO.T, x_PI, out_dtype=sum_OI.dtype, out=sum_OI)
+    else:
+        sum_OI.addmm_(dy_PO.T.to(sum_OI.dtype), x_PI.to(sum_OI.dtype))
+
+
+@add_product.register_fake
+def _(sum_OI: Tensor, dy_PO: Tensor, x_PI: Tensor) -> None:
+    return None
+
+
+class _Product(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight_OI: Tensor, sum_OI: Tensor) -> Tensor:
+        ctx.save_for_backward(x, weight_OI)
+        ctx.sum_OI = sum_OI  # not saved: others add to it before this backward does
+        return F.linear(x, weight_OI)
+
+    @staticmethod
+    def backward(ctx: Any, dy: Tensor) -> Any:
+        x, weight_OI = ctx.saved_tensors
+        add_product(ctx.sum_OI, dy.flatten(0, -2), x.flatten(0, -2))
+        return dy @ weight_OI if ctx.needs_input_grad[0] else None, None, None
+
+
+class Linear(nn.Linear):
+    """Without bias. Once `gradient_sum` [O, I] is set, backward adds to it, and `weight.grad` stays as it is."""
+
+    gradient_sum: Tensor | None
+
+    def __init__(self, inputs: int, outputs: int) -> None:
+        super().__init__(inputs, outputs, bias=False)
+        self.register_buffer("gradient_sum", None, persistent=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.gradient_sum is None:
+            return F.linear(x, self.weight)
+        return _Product.apply(x, self.weight, self.gradient_sum)
