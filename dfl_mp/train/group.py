@@ -33,6 +33,7 @@ class GradientGroup:
         self._folder.mkdir(mode=0o700, exist_ok=True)
         self._worker, self._device = worker, device
         self._group: dist.ProcessGroup | None = None
+        self._sum: Tensor | None = None
         self._newest = 0
         """The highest generation that was ordered."""
         self.generation = 0
@@ -84,10 +85,15 @@ class GradientGroup:
         self._run(lambda g: g.allreduce([probe]))
         assert probe.item() == self.generation * len(self.members), "two memberships met on one FileStore"
 
-    def all_reduce(self, vector: Tensor, into: Tensor) -> None:
-        """Sum of all members' vectors, out of place: `vector` stays as it is."""
-        into.copy_(vector)
-        self._run(lambda g: g.allreduce([into]))
+    def all_reduce(self, vector: Tensor) -> Tensor:
+        """Sum of all members' vectors, out of place: `vector` stays as it is. Without peers it is `vector` itself."""
+        if len(self.members) == 1:
+            return vector
+        if self._sum is None:
+            self._sum = torch.empty_like(vector)
+        self._sum.copy_(vector)
+        self._run(lambda g: g.allreduce([self._sum]))
+        return self._sum
 
     def broadcast(self, tensors: list[Tensor], source: str) -> None:
         """Overwrite the tensors with those of `source`."""

@@ -19,7 +19,7 @@ from dfl_mp.train.group import GradientGroup, Superseded
 me, folder = sys.argv[1], Path(sys.argv[2])
 device = torch.device("cuda", 0)
 group = GradientGroup(folder, me, device)
-vector, into = torch.full((64_000_000,), float(me[-3]) + 1, device=device), torch.zeros(64_000_000, device=device)
+vector = torch.full((64_000_000,), float(me[-3]) + 1, device=device)
 def listen():
     for line in sys.stdin:
         word, *rest = line.split()
@@ -37,7 +37,7 @@ while True:
             began = time.monotonic()
             group.form(int(rest[0]), tuple(rest[1:]), within=60.0); print("FORMED", time.monotonic() - began)
         if word == "reduce":
-            print("ENTER"); began = time.monotonic(); group.all_reduce(vector, into)
+            print("ENTER"); began = time.monotonic(); into = group.all_reduce(vector)
             print("SUM", into[7].item(), time.monotonic() - began)
         if word == "memory":
             print("OWN", vector.mean().item())

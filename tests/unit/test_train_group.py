@@ -6,6 +6,7 @@ import threading
 import time
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -16,9 +17,9 @@ NAMES = ("drafter-0.1", "drafter-1.1", "drafter-2.1")
 CPU = torch.device("cpu")
 
 
-def on_all(groups: list[GradientGroup], call) -> list[object]:  # type: ignore[no-untyped-def]
+def on_all(groups: list[GradientGroup], call) -> list[Any]:  # type: ignore[no-untyped-def]
     with ThreadPoolExecutor(len(groups)) as pool:
-        futures: list[Future[object]] = [pool.submit(call, i, g) for i, g in enumerate(groups)]
+        futures: list[Future[Any]] = [pool.submit(call, i, g) for i, g in enumerate(groups)]
         return [f.result(timeout=30) for f in futures]
 
 
@@ -26,8 +27,7 @@ def test_sum_is_out_of_place_and_broadcast_overwrites(tmp_path: Path) -> None:
     groups = [GradientGroup(tmp_path, name, CPU) for name in NAMES]
     on_all(groups, lambda i, g: g.form(1, NAMES, within=20.0))
     vectors = [torch.full((5,), float(i + 1)) for i in range(3)]
-    sums = [torch.zeros(5) for _ in range(3)]
-    on_all(groups, lambda i, g: g.all_reduce(vectors[i], sums[i]))
+    sums = on_all(groups, lambda i, g: g.all_reduce(vectors[i]))
     assert all(torch.equal(s, torch.full((5,), 6.0)) for s in sums)
     assert [v[0].item() for v in vectors] == [1.0, 2.0, 3.0]
     on_all(groups, lambda i, g: g.broadcast([vectors[i]], NAMES[2]))
@@ -37,9 +37,7 @@ def test_sum_is_out_of_place_and_broadcast_overwrites(tmp_path: Path) -> None:
 def test_alone_every_collective_is_the_identity(tmp_path: Path) -> None:
     group = GradientGroup(tmp_path, NAMES[0], CPU)
     group.form(1, NAMES[:1], within=1.0)
-    into = torch.zeros(3)
-    group.all_reduce(torch.ones(3), into)
-    assert torch.equal(into, torch.ones(3))
+    assert torch.equal(group.all_reduce(torch.ones(3)), torch.ones(3))
 
 
 def test_a_peer_that_does_not_come_is_named_at_the_deadline(tmp_path: Path) -> None:
@@ -70,6 +68,5 @@ def test_the_next_generation_stands_after_a_failed_one(tmp_path: Path) -> None:
         groups[0].form(1, NAMES, within=0.1)
     groups[0].supersede(2)
     on_all(groups, lambda i, g: g.form(2, NAMES[:2], within=20.0))
-    sums = [torch.zeros(1), torch.zeros(1)]
-    on_all(groups, lambda i, g: g.all_reduce(torch.ones(1), sums[i]))
+    sums = on_all(groups, lambda i, g: g.all_reduce(torch.ones(1)))
     assert [s.item() for s in sums] == [2.0, 2.0]
