@@ -41,7 +41,13 @@ class TargetConfig(Section):
     layer_ids: tuple[Natural, ...] | None
     """0-based decoder layers whose output is a feature; None: spread over the target by its depth and F."""
     dtype: DType
-    attn_implementation: Literal["sdpa", "eager"]
+    attention: Literal["auto", "varlen", "flex", "sdpa", "eager"]
+    """Features of packed rows: `varlen` and `flex` are kernels that know documents, the others use masks; `auto`:
+    `varlen` on a GPU where it is proved right, else `sdpa`. Decoding uses `eager` or `sdpa`."""
+    compile: Literal["auto", True, False]
+    """Compile the layers that make features; `auto`: on a GPU."""
+    float8: bool
+    """Linear layers that make features in float8; needs compute capability 8.9."""
     trust_remote_code: bool
     load_format: Literal["auto", "dummy"]
     """`dummy`: random weights for a folder that holds only `config.json` and a tokenizer; for measuring speed."""

@@ -5,17 +5,21 @@ Legend: B rows · S tokens in a row · D documents · F layers used · H hidden 
 
 from __future__ import annotations
 
+from typing import Literal
+
 import torch
 from torch import Tensor, nn
+from transformers import PreTrainedModel
 
 from dfl_mp.config import TargetConfig
 from dfl_mp.errors import ConfigError
+from dfl_mp.model.target_attention import ATTENTION, KERNELS, Documents, within
+from dfl_mp.model.target_float8 import quantize, require
 from dfl_mp.model.target_load import load_decoder
+from dfl_mp.model.target_proof import hidden_states_alone, why_not
 from dfl_mp.specs import TargetSpec
 
-MASKED_KINDS = {"full_attention", "sliding_attention", "chunked_attention"}
-"""Layer types that only a mask connects; the others carry a state along the row, across documents."""
-TOLERANCE = {torch.float64: 1e-6, torch.float32: 1e-3, torch.bfloat16: 5e-2}
+Way = Literal["varlen", "flex", "masks", "alone"]
 
 
 class Capture:
@@ -38,16 +42,33 @@ class Capture:
 class FeatureTarget:
     """A truncated target: embedding and decoder layers up to the last one captured, no final norm, no head.
 
-    `packed` says how documents of a row are kept apart: by the model's own packed-row masks (True), or each document as
-    a row of its own (False: layers with a recurrent state, and models whose masks do not know packed rows). It is
-    proved when the model is loaded, by comparing features of a packed row with those of each document alone.
+    `way` says how documents of a row are kept apart: by a kernel of `target_attention` ("varlen", "flex"), by the
+    model's own packed-row masks ("masks"), or each document as a row of its own ("alone": for layers with a state, and
+    models whose masks do not know packed rows). It is proved when the model is loaded, by comparing features of a
+    packed row with those of each document alone. `notes` says what was not possible and why, for people.
     """
 
-    def __init__(self, decoder: nn.Module, capture: Capture, spec: TargetSpec, packed: bool) -> None:
-        self.decoder, self.capture, self.spec, self.packed = decoder, capture, spec, packed
+    def __init__(self, decoder: PreTrainedModel, layers: nn.ModuleList, spec: TargetSpec) -> None:
+        self.decoder, self.layers, self.spec = decoder, layers, spec
+        self.capture = Capture(layers, spec.layer_ids, spec.hidden_size)
         weight = decoder.get_input_embeddings().weight
         self.device, self.dtype = weight.device, weight.dtype
         self.width = len(spec.layer_ids) * spec.hidden_size
+        self.way: Way = "alone"
+        self.plain = decoder.config._attn_implementation
+        self.notes: list[str] = []
+        self.windows: list[int] = []
+        """What the layers asked a kernel for in the last forward, see `Documents`."""
+
+    @property
+    def packed(self) -> bool:
+        """Whether documents of a row are computed together."""
+        return self.way != "alone"
+
+    def use(self, way: Way) -> None:
+        """Keep documents apart in this way from now on; not proved here."""
+        self.way = way
+        self.decoder.set_attn_implementation(ATTENTION if way in KERNELS else self.plain)
 
     @torch.no_grad()
     def features(
@@ -56,13 +77,19 @@ class FeatureTarget:
         """Features [B, S, F*H] of packed rows, written into `out` if given; no document sees another.
 
         `position_BS` counts from 0 in each document; `document_BS` numbers the documents of a row, -1 is padding, whose
-        features are finite and mean nothing.
+        features are finite and mean nothing. Inputs may be on the host: pinned ones on the host make a call that waits
+        for nothing when `way` is a kernel.
         """
         if out is None:
             out = torch.empty(*tokens_BS.shape, self.width, dtype=self.dtype, device=self.device)
-        if self.packed:
+        tokens_BS, position_BS = (x.to(self.device, non_blocking=True) for x in (tokens_BS, position_BS))
+        if self.way in KERNELS:
+            with within(Documents(document_BS, self.device, self.way)) as now:
+                self._forward(tokens_BS, position_BS, out)
+            self.windows = now.windows
+        elif self.way == "masks":
             # Padding is one-token documents: transformers starts a document where positions do not go up by one.
-            self._forward(tokens_BS, torch.where(document_BS >= 0, position_BS, 0), out)
+            self._forward(tokens_BS, torch.where(document_BS.to(self.device) >= 0, position_BS, 0), out)
         else:
             self._forward_alone(tokens_BS, document_BS, out)
         return out
@@ -93,40 +120,30 @@ def load_feature_target(spec: TargetSpec, config: TargetConfig, device: torch.de
     """Load the target, drop what features do not need, and prove on a small packed row that the features are right.
 
     Raises ConfigError naming `target.path` when it cannot be loaded, or when its layers' outputs, with every document
-    in a row of its own, are not the hidden states that it reports itself.
+    in a row of its own, are not the hidden states that it reports itself; `target.attention` when the kernel asked for
+    does not work with it; `target.float8` where there is none.
     """
+    if config.float8:
+        require(torch.device(device), getattr(torch, config.dtype))
     decoder, layers = load_decoder(spec, config, device)
-    kinds = getattr(decoder.config.get_text_config(decoder=True), "layer_types", None) or ()
-    capture = Capture(layers, spec.layer_ids, spec.hidden_size)
-    if set(kinds) <= MASKED_KINDS:
-        target = FeatureTarget(decoder, capture, spec, packed=True)
-        if _proved(target):
+    if config.float8:
+        quantize(layers)
+    target = FeatureTarget(decoder, layers, spec)
+    expected = hidden_states_alone(target)
+    for way in _candidates(config.attention, target.device):
+        why = why_not(target, way, expected)
+        if why is None:
             return target
-    target = FeatureTarget(decoder, capture, spec, packed=False)
-    if not _proved(target):
-        raise ConfigError(f"target.path: {spec.path}: features of {spec.architecture} differ from its hidden states")
-    return target
+        if way == config.attention:
+            raise ConfigError(f"target.attention: {way} does not work with {spec.path}: {why}")
+        target.notes.append(f"not {way}: {why}")
+    raise ConfigError(f"target.path: {spec.path}: features of {spec.architecture} differ from its hidden states")
 
 
-@torch.no_grad()
-def _proved(target: FeatureTarget) -> bool:
-    """Whether features of packed documents equal the hidden states of each document alone."""
-    lengths = (9, 1, 14, 5)
-    document_1S = torch.repeat_interleave(torch.tensor([0, 1, 2, -1]), torch.tensor(lengths))[None].to(target.device)
-    position_1S = torch.cat([torch.arange(n) for n in lengths])[None].to(target.device)
-    tokens_1S = torch.randint(
-        min(target.spec.vocab_size, 1000), document_1S.shape, generator=torch.Generator().manual_seed(0)
-    ).to(target.device)
-    found = target.features(tokens_1S, position_1S, document_1S)
-    worst = 0.0
-    for document in range(3):
-        mine = document_1S[0] == document
-        alone = target.decoder(input_ids=tokens_1S[:, mine], use_cache=False, output_hidden_states=True).hidden_states
-        expected = torch.cat([alone[i + 1] for i in target.spec.layer_ids], dim=-1)[0].double()
-        error = (found[0, mine].double() - expected).norm(dim=-1) / expected.norm(dim=-1).clamp_min(1e-12)
-        # The median: in low precision a router that flips at a tie changes single tokens.
-        worst = max(worst, error.median().item() if torch.isfinite(error).all() else float("inf"))
-    return worst < TOLERANCE[target.dtype]
+def _candidates(attention: str, device: torch.device) -> tuple[Way, ...]:
+    if attention in KERNELS:
+        return (attention,)
+    return ("varlen", "masks", "alone") if attention == "auto" and device.type == "cuda" else ("masks", "alone")
 
 
 def _groups(document_BS: Tensor, budget: int) -> list[list[tuple[int, int, int]]]:

@@ -14,8 +14,9 @@ from transformers import DynamicCache, PreTrainedModel
 
 from dfl_mp.config import TargetConfig
 from dfl_mp.model.shapes import FrozenEnds
-from dfl_mp.model.target import MASKED_KINDS, Capture
+from dfl_mp.model.target import Capture
 from dfl_mp.model.target_load import decoder_and_layers, ends_of, load_causal_model
+from dfl_mp.model.target_proof import MASKED_KINDS
 from dfl_mp.specs import TargetSpec
 
 

@@ -24,6 +24,11 @@ from dfl_mp.model.target_spec import read_config
 from dfl_mp.specs import TargetSpec
 
 
+def plain_attention(config: TargetConfig) -> str:
+    """transformers' name for attention with masks."""
+    return "eager" if config.attention == "eager" else "sdpa"
+
+
 def load_causal_model(spec: TargetSpec, config: TargetConfig, device: torch.device | str) -> PreTrainedModel:
     """The unmodified target on `device`, frozen, in `config.dtype`. Raises ConfigError naming `target.path`."""
     if config.load_format == "dummy":
@@ -65,7 +70,7 @@ def _read_causal_model(spec: TargetSpec, config: TargetConfig) -> PreTrainedMode
             trust_remote_code=config.trust_remote_code,
             local_files_only=Path(spec.path).is_dir(),
             dtype=getattr(torch, config.dtype),
-            attn_implementation=config.attn_implementation,
+            attn_implementation=plain_attention(config),
             output_loading_info=True,
         )
     except (OSError, ValueError, RuntimeError, ImportError, KeyError, SafetensorError) as error:
@@ -154,7 +159,7 @@ def empty_model(spec: TargetSpec, config: TargetConfig) -> PreTrainedModel:
             read_config(spec.path, config),
             trust_remote_code=config.trust_remote_code,
             dtype=getattr(torch, config.dtype),
-            attn_implementation=config.attn_implementation,
+            attn_implementation=plain_attention(config),
         )
 
 

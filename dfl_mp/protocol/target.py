@@ -14,7 +14,8 @@ class Target:
     def __init__(self, ring: m.RingHandle) -> None:
         self.ring = ring
         self.queue: deque[m.Compute] = deque()
-        self.now: m.Compute | None = None
+        self.running: deque[m.Compute] = deque()
+        """Taken and not yet computed, the oldest first; they end in this order."""
         self.slots: list[tuple[int, int] | None] = [None] * ring.num_slots
         self.seq = 0
         self.outbox: list[Message] = []
@@ -23,8 +24,7 @@ class Target:
     def hello(self) -> m.TargetHello:
         """First word on a new link."""
         self.outbox.clear()
-        running = [self.now] if self.now is not None else []
-        busy = tuple((c.pack, c.slot) for c in [*running, *self.queue])
+        busy = tuple((c.pack, c.slot) for c in [*self.running, *self.queue])
         return m.TargetHello(ring=self.ring, slots=tuple(self.slots), busy=busy)
 
     def handle(self, message: Message) -> None:
@@ -35,18 +35,23 @@ class Target:
             case m.Stop():
                 self.stopped = True
 
+    @property
+    def now(self) -> m.Compute | None:
+        """The oldest order that is running."""
+        return self.running[0] if self.running else None
+
     def next_compute(self) -> m.Compute | None:
-        """The next order; its slot counts as empty from now on."""
-        assert self.now is None
-        if self.queue:
-            self.now = self.queue.popleft()
-            self.slots[self.now.slot] = None
-        return self.now
+        """The next order, begun while earlier ones may still run; its slot counts as empty from now on."""
+        if not self.queue:
+            return None
+        order = self.queue.popleft()
+        self.running.append(order)
+        self.slots[order.slot] = None
+        return order
 
     def computed(self) -> None:
-        """The slot is full; the GPU was waited for on the host."""
-        assert self.now is not None
+        """The slot of the oldest running order is full; the GPU was waited for on the host."""
+        order = self.running.popleft()
         self.seq += 1
-        self.slots[self.now.slot] = (self.now.pack, self.seq)
-        self.outbox.append(m.FeaturesReady(pack=self.now.pack, slot=self.now.slot, seq=self.seq))
-        self.now = None
+        self.slots[order.slot] = (order.pack, self.seq)
+        self.outbox.append(m.FeaturesReady(pack=order.pack, slot=order.slot, seq=self.seq))

@@ -26,6 +26,7 @@ from dfl_mp.errors import ConfigError
 from dfl_mp.model.target_spec import describe_target
 from dfl_mp.roles.prepare import load_tokenizer, main
 from dfl_mp.specs import Prepared, TargetSpec
+from tests.unit.tiny_targets import target_config
 from tests.unit.tiny_tokenizer import END, PAD, SPARE, START, chat, tiny_tokenizer, write_jsonl
 
 CONF = Path(__file__).parents[2] / "conf"
@@ -272,9 +273,8 @@ def test_a_row_without_a_question_is_no_prompt(row: dict[str, Any]) -> None:
 
 
 def target_spec(folder: Path, vocab_size: int, **options: Any) -> TargetSpec:
-    tree = {"num_features": 2, "layer_ids": None, "dtype": "float32", "attn_implementation": "sdpa", "revision": None}
     path = save_target(folder, vocab_size, **options)
-    return describe_target(TargetConfig(path=str(path), trust_remote_code=False, load_format="auto", **tree))
+    return describe_target(target_config(path, dtype="float32", num_features=2))
 
 
 def test_the_order_of_choice_of_the_mask_token(tmp_path: Path) -> None:

@@ -80,7 +80,9 @@ def target_config(folder: Path | str, **fields: Any) -> TargetConfig:
         "num_features": 2,
         "layer_ids": None,
         "dtype": "float32",
-        "attn_implementation": "sdpa",
+        "attention": "auto",
+        "compile": "auto",
+        "float8": False,
         "trust_remote_code": False,
         "load_format": "auto",
     }
