@@ -5,10 +5,13 @@ The worker writes into a memory-mapped file; the launcher reads it after the wor
 
 from __future__ import annotations
 
+import json
 import mmap
 import os
 import struct
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 _LAYOUT = struct.Struct("<qq")
 _NOTHING = -1
@@ -28,11 +31,14 @@ class BlackBox:
         os.ftruncate(fd, _LAYOUT.size)
         self._map = mmap.mmap(fd, _LAYOUT.size)
         os.close(fd)
+        self._start = path.with_suffix(f"{path.suffix}.start")
         self._ready = 0
         self.computing(None)
 
-    def ready(self) -> None:
-        """Start-up is over: model loaded, step compiled."""
+    def ready(self, start: Mapping[str, Any] | None = None) -> None:
+        """Start-up is over: model loaded, step compiled. `start` is what the event `worker_ready` says of it."""
+        if start is not None:
+            self._start.write_text(json.dumps(start))
         self._ready = 1
         self.computing(None)
 
@@ -48,3 +54,14 @@ def read(run_dir: Path, worker: str) -> tuple[bool, int | None]:
     except (FileNotFoundError, struct.error):
         return False, None
     return bool(ready), None if pack == _NOTHING else pack
+
+
+def start_of(run_dir: Path, worker: str) -> dict[str, Any]:
+    """What a ready worker said of its start; empty if it said nothing."""
+    path = path_of(run_dir, worker)
+    try:
+        found = json.loads(path.with_suffix(f"{path.suffix}.start").read_text())
+    except (FileNotFoundError, ValueError):
+        return {}
+    assert isinstance(found, dict)
+    return found

@@ -106,6 +106,8 @@ class Status(Record):
     wait_s: float
     packs: Natural
     """Computed since this process started; `busy_s` and `wait_s` likewise."""
+    note: Annotated[str, Field(max_length=200)] = ""
+    """What the state does not say: `waits for drafter-0 to compile`."""
 
 
 class Message(Record):
@@ -207,9 +209,12 @@ class RingUnreadable(Message):
 
 
 class Recompiled(Message):
-    """drafter -> coordinator: graphs were compiled after the warm-up, so a shape or a flag is not constant."""
+    """drafter -> coordinator: graphs were compiled after the warm-up, so a shape or a flag is not constant. `reason`
+    names the guards that failed, `seconds` is what it took."""
 
     graphs: Natural
+    reason: Text = ""
+    seconds: float = 0.0
 
 
 class Formed(Message):
@@ -377,6 +382,10 @@ class Progress(Message):
     """Leased by targets."""
     held_packs: Natural = 0
     """With drafters, not in a gradient yet."""
+    drafter_busy: float | None = None
+    """Share of the time since the first step that this coordinator saw committed in which drafters were at work, until
+    the last one; `target_busy` likewise."""
+    target_busy: float | None = None
     generation: Natural
     workers: Annotated[tuple[WorkerLine, ...], Field(max_length=1024)]
 

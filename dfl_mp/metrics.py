@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from dfl_mp.messages import Statistics
+from dfl_mp.messages import Statistics, role_of
 
 WINDOW_S = 20.0
 SMOOTH_STEPS = 20
@@ -60,6 +60,44 @@ class Rates:
     def steps_per_s(self, now: float) -> float:
         """Over the window; 0 before the first step."""
         return (len(self._recent) - 1) / max(1e-9, now - self._recent[0][0])
+
+
+class Busy:
+    """How much of their time the workers of each role are at work, from the first committed step to the last.
+
+    A worker is counted between its own heartbeats, so one that starts again is not counted while it does.
+
+    >>> busy = Busy()
+    >>> busy.heard("target-0.1", busy_s=5.0, now=10.0)
+    >>> busy.committed(last=False)
+    >>> busy.heard("target-0.1", busy_s=8.0, now=14.0)
+    >>> busy.share("target"), busy.share("drafter")
+    (0.75, None)
+    """
+
+    def __init__(self) -> None:
+        self._first: dict[str, tuple[float, float]] = {}
+        self._newest: dict[str, tuple[float, float]] = {}
+        self._open: bool | None = None
+
+    def heard(self, worker: str, busy_s: float, now: float) -> None:
+        """A heartbeat: what the worker has worked since its process began."""
+        if self._open is None:
+            self._first[worker] = (now, busy_s)
+        elif self._open:
+            self._first.setdefault(worker, (now, busy_s))
+            self._newest[worker] = (now, busy_s)
+
+    def committed(self, last: bool) -> None:
+        """A step was committed; after the last one nothing counts."""
+        self._open = not last
+
+    def share(self, role: str) -> float | None:
+        """Over all workers of the role; None before two heartbeats of one."""
+        mine = [worker for worker in self._newest if role_of(worker) == role]
+        spent = sum(self._newest[worker][0] - self._first[worker][0] for worker in mine)
+        worked = sum(self._newest[worker][1] - self._first[worker][1] for worker in mine)
+        return min(1.0, worked / spent) if spent > 0 else None
 
 
 def line(

@@ -157,7 +157,6 @@ class Surroundings:
         if self.placement is not None and self.placement.gpu is not None:
             environment["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"
             environment["CUDA_VISIBLE_DEVICES"] = self.placement.gpu.name
-            environment.setdefault("TORCHINDUCTOR_COMPILE_THREADS", str(self.threads))
             # CUDA IPC exports whole segments; a ring must not lie in one that can grow.
             settings = [*filter(None, [base.get(ALLOCATOR)]), "expandable_segments:False"]
             environment[ALLOCATOR] = ",".join(settings)

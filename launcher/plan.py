@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
+from dfl_mp.compiling import compile_threads
 from dfl_mp.config import ClusterConfig
 from dfl_mp.errors import ConfigError
 from launcher.machine import Gpu, Machine
@@ -27,6 +28,8 @@ class Plan:
     drafters: tuple[Placement, ...]
     threads: int
     """CPU threads of each worker."""
+    compile_threads: int
+    """Compile helpers of each worker on a GPU: one drafter and one target compile at a time, the others follow."""
     notes: tuple[str, ...]
     """For people."""
 
@@ -52,7 +55,8 @@ def plan(cluster: ClusterConfig, machine: Machine, packs_per_step: int) -> Plan:
     else:
         targets, drafters = _on_cpu(cluster, machine.num_cores, packs_per_step)
         threads = cluster.threads_per_worker
-    return Plan(targets, drafters, threads, (*skipped, *_share_notes(packs_per_step, len(drafters))))
+    notes = (*skipped, *_share_notes(packs_per_step, len(drafters)))
+    return Plan(targets, drafters, threads, compile_threads(machine.num_cores, leaders=2), notes)
 
 
 def one_more_drafter(

@@ -221,7 +221,7 @@ class Supervisor:
                 continue
             child.ready = blackbox.read(self.run.path, child.id)[0]
             if child.ready:
-                self.crew.note("worker_ready", child)
+                self.crew.note("worker_ready", child, **blackbox.start_of(self.run.path, child.id))
             elif child.age > self.config.deadline.start:
                 self._kill_stuck(child, f"not ready after {child.age:.0f} s")
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 
+from dfl_mp import compiling
 from dfl_mp.config import Config, with_dtypes
 from dfl_mp.errors import ConfigError, WorkerFailed
 from dfl_mp.inputs import find_file, find_target
@@ -40,6 +42,8 @@ def main(
         _find_files(config)
         placed = plan(config.cluster, machine.look(), config.train.packs_per_step)
         config = with_dtypes(config, gpu=placed.workers[0].gpu is not None)
+        if placed.workers[0].gpu is not None:
+            os.environ.update(compiling.environment(os.environ, config.cluster.compile_cache, placed.compile_threads))
         run, config = open_run(config)
         try:
             if report is not None:

@@ -10,6 +10,7 @@ produces: what the state machine orders, carried out in order; ledger, events, c
 
 from __future__ import annotations
 
+import dataclasses
 import sys
 import time
 from collections import deque
@@ -40,7 +41,8 @@ from dfl_mp.messages import (
     is_operator,
     role_of,
 )
-from dfl_mp.metrics import SMOOTH_STEPS, mean_of
+from dfl_mp.metrics import SMOOTH_STEPS, Busy, mean_of
+from dfl_mp.pace import Pace
 from dfl_mp.protocol.coordinator import Coordinator
 from dfl_mp.protocol.effects import (
     AppendLedger,
@@ -83,6 +85,7 @@ class CoordinatorRole:
         newest = read_lines(job.run_dir / "metrics.jsonl")[-SMOOTH_STEPS:]
         self.recent: deque[dict[str, Any]] = deque(newest, maxlen=SMOOTH_STEPS)
         """The newest lines of the ledger, for the means that people read."""
+        self.pace, self.busy = Pace(), Busy()
         self.skipped_in_a_row = 0
         self.order_open_since: tuple[object, float] = (None, 0.0)
         self.shutdown: Shutdown | None = None
@@ -120,11 +123,13 @@ class CoordinatorRole:
             self._refuse(f"{type(message).__name__} from {sender}")
         elif isinstance(message, Heartbeat):
             self.status[sender] = (time.monotonic(), message.status)
+            self.busy.heard(sender, message.status.busy_s, time.monotonic())
         elif isinstance(message, RingProved):
             fields = {"drafter": sender, "target": message.target, "kind": message.kind}
             self._event("transport_proved", **fields, gb_per_s=message.bytes_per_s / 1e9)
         elif isinstance(message, Recompiled):
-            self._event("recompile", drafter=sender, graphs=message.graphs)
+            fields = {"graphs": message.graphs, "reason": message.reason, "seconds": round(message.seconds, 2)}
+            self._event("recompile", drafter=sender, **fields)
         elif isinstance(message, RingUnreadable):
             self._fall_back(sender, message)
         elif isinstance(message, Shutdown) and sender == LAUNCHER:
@@ -157,6 +162,7 @@ class CoordinatorRole:
                 case AppendLedger():
                     self.recent.append(self.ledger.append(effect))
                     self._count_skipped(effect)
+                    self._follow_rate(self.recent[-1])
                 case CutLedger():
                     self.ledger.cut(effect.steps)
                     self.recent.clear()
@@ -190,6 +196,12 @@ class CoordinatorRole:
     def _refused(self, line: dict[str, Any] | None) -> None:
         if line is not None:
             self._event("refused_message", **line)
+
+    def _follow_rate(self, line: dict[str, Any]) -> None:
+        self.busy.committed(last=line["step"] + 1 >= self.machine.shape.num_steps)
+        drop = self.pace.step(line["step_s"], line["data_wait_s"], line["drafters"])
+        if drop is not None:
+            self._event("rate_dropped", step=line["step"], **dataclasses.asdict(drop))
 
     def _event(self, event: str, **fields: object) -> None:
         self.events.append({"time": time.time(), "event": event, "worker": COORDINATOR, **fields})
@@ -256,6 +268,8 @@ class CoordinatorRole:
             num_slots=len(m.slots),
             computing_packs=len(m.packs.within("leased")),
             held_packs=len(m.packs.within("held")),
+            drafter_busy=self.busy.share("drafter"),
+            target_busy=self.busy.share("target"),
             generation=m.group.generation,
             workers=tuple(WorkerLine(worker=w, status=self.status[w][1] if w in self.status else None) for w in alive),
         )

@@ -17,6 +17,7 @@ from launcher.policy import restart_at
 
 def cluster(targets: int | None = None, drafters: int | None = None) -> ClusterConfig:
     fields = {"slots_per_target": 4, "threads_per_worker": 1, "transport": "auto", "restarts_per_worker": 3}
+    fields |= {"compile_cache": None, "on_recompile": "event"}
     return ClusterConfig(targets=targets, drafters=drafters, **fields)
 
 
