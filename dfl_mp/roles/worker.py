@@ -35,26 +35,34 @@ class Machine(Protocol):
 class Tally:
     """What the main thread is doing, since when, and how its time was spent. Read by the control thread."""
 
-    def __init__(self) -> None:
+    def __init__(self, counts: bool = True) -> None:
+        """`counts`: the host's time in `idle` and `working` is what was waited and worked; else `spent` says it."""
         self.state = "starting"
+        self.note = ""
         self.step = 0
         self.packs = 0
         self.busy_s = 0.0
         self.wait_s = 0.0
+        self._counts = counts
         self._since = time.monotonic()
 
     @contextmanager
-    def doing(self, state: str) -> Iterator[None]:
-        """Count the time of the block as waiting when `state` is idle, else as busy."""
+    def doing(self, state: str, note: str = "") -> Iterator[None]:
+        """Count the time of the block as waiting when `state` is idle, as busy when it is working."""
         before, began = self.state, time.monotonic()
-        self.state, self._since = state, began
+        self.state, self.note, self._since = state, note, began
         try:
             yield
         finally:
             spent = time.monotonic() - began
-            self.wait_s += spent if state == "idle" else 0.0
-            self.busy_s += spent if state == "working" else 0.0
-            self.state, self._since = before, time.monotonic()
+            if self._counts:
+                self.spent(spent if state == "working" else 0.0, spent if state == "idle" else 0.0)
+            self.state, self.note, self._since = before, "", time.monotonic()
+
+    def spent(self, busy_s: float, wait_s: float) -> None:
+        """Add to what was worked and waited."""
+        self.busy_s += busy_s
+        self.wait_s += wait_s
 
     def status(self) -> Status:
         return Status(
@@ -64,6 +72,7 @@ class Tally:
             busy_s=self.busy_s,
             wait_s=self.wait_s,
             packs=self.packs,
+            note=self.note,
         )
 
 
@@ -77,10 +86,15 @@ class Control(threading.Thread):
     """
 
     def __init__(
-        self, run_dir: Path, worker: str, machine: Machine, on_change: Callable[[], None] | None = None
+        self,
+        run_dir: Path,
+        worker: str,
+        machine: Machine,
+        on_change: Callable[[], None] | None = None,
+        tally: Tally | None = None,
     ) -> None:
         super().__init__(name="control", daemon=True)
-        self.tally = Tally()
+        self.tally = tally or Tally()
         self.changed = threading.Condition()
         """Guards the machine; notified after every change."""
         self._link = Link(run_dir, worker)
