@@ -27,6 +27,11 @@ OPTIMIZER = "optimizer.safetensors"
 MANIFEST = "manifest.json"
 
 
+def name_of(steps: int) -> str:
+    """`step_00000120`"""
+    return f"step_{steps:08d}"
+
+
 def write(
     folder: Path, steps: int, weights: dict[str, torch.Tensor], state: dict[str, torch.Tensor], meta: Any
 ) -> None:
@@ -64,6 +69,10 @@ def read_manifest(folder: Path) -> dict[str, Any]:
         sizes, _ = dict(manifest["sizes"]), manifest["meta"]
         if not isinstance(manifest["steps"], int):
             raise CheckpointError(f"{path}: steps is not a number")
+        if folder.name.startswith("step_") and folder.name != name_of(manifest["steps"]):
+            raise CheckpointError(f"{path}: steps is {manifest['steps']} in the folder {folder.name}")
+        if missing := {DRAFTER, OPTIMIZER} - sizes.keys():
+            raise CheckpointError(f"{path}: sizes lacks {', '.join(sorted(missing))}")
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise CheckpointError(f"{path}: {type(error).__name__}: {error}") from None
     for name, size in sizes.items():
