@@ -102,6 +102,8 @@ class Coordinator(Scheduler):
             return False
         if target and not isinstance(message, (*FROM_TARGET_ONLY, m.Heartbeat)):
             return False
+        if isinstance(message, m.TargetHello) and not _slots_fit(message):
+            return False
         if sender in self.listed:
             return True
         if sender in self.early:
@@ -364,3 +366,9 @@ class Coordinator(Scheduler):
             pack.to_ready(pack.ref)
         else:
             pack.to_pending()
+
+
+def _slots_fit(hello: m.TargetHello) -> bool:
+    """Whether it speaks of the slots that its ring has."""
+    size = hello.ring.num_slots
+    return len(hello.slots) == size and all(slot < size for _, slot in hello.busy)
