@@ -16,17 +16,22 @@ from typing import Any
 from dfl_mp.log import write_json
 from launcher import ctl
 from launcher.asking import NotNow
+from tests.chaos.hostile import attack
 from tests.chaos.mines import folder_of
 from tests.chaos.plan import Fault
 from tests.chaos.run import Run
-from tests.chaos.states import CONT, KILL, RESTART
+from tests.chaos.states import CONT, KILL, NOISE, RESTART
 
 LOOK_S = 0.02
 SETTLE_S = 180.0
-HIT_S = 60.0
+HIT_S = 180.0
 AHEAD = 3
 """Steps that a run is let go beyond the newest committed one while a mine waits."""
 LAUNCHER_GONE_S = 2.0
+NOISE_TIMES = 30
+MAX_LINES = 4
+"""Of events that a storm of noise may leave while it lasts."""
+WITHOUT_MINE = ("launcher", "hostile")
 
 
 class Failed(Exception):
@@ -50,6 +55,7 @@ class Driver:
 
     def work_off(self, faults: Sequence[Fault]) -> None:
         """All faults, then the rest of the run undisturbed."""
+        self._until(self.run.settled, SETTLE_S, "the first generation")
         for fault in faults:
             if not self._one(fault):
                 self.missed.append(fault)
@@ -59,10 +65,10 @@ class Driver:
 
     def _one(self, fault: Fault) -> bool:
         """Whether somebody was hit."""
-        if fault.calm or fault.action == RESTART or fault.state.role == "launcher":
+        if fault.calm or fault.action == RESTART or fault.state.role in WITHOUT_MINE:
             self._until(self.run.settled, SETTLE_S, "all workers are up")
-        if fault.state.role == "launcher":
-            self._kill_launcher()
+        if fault.state.role in WITHOUT_MINE:
+            self._kill_launcher() if fault.state.role == "launcher" else self._make_noise()
             return True
         self._arm(fault)
         if fault.state.start:
@@ -134,6 +140,21 @@ class Driver:
         self.kills += 1
         self.hits["launcher", "launcher.anywhere", "launcher", KILL] += 1
         self.run.start("resume", str(self.run.dir))
+
+    def _make_noise(self) -> None:
+        """A hostile peer speaks to the coordinator; that is said in events, few for many messages."""
+        before = len(self._refused())
+        self._open(min(self.run.steps() + AHEAD, self.steps - 2))
+        sent = attack(self.run.dir, self._rng, NOISE_TIMES)
+        self._until(lambda: len(self._refused()) > before, SETTLE_S, "refused_message")
+        lines = self._refused()[before:]
+        self.say(f"      step {self.run.steps():4}  {sent} hostile messages: {len(lines)} events")
+        if len(lines) > MAX_LINES:
+            raise Failed(f"{sent} hostile messages left {len(lines)} events")
+        self.hits["hostile peer", "hostile.anywhere", "coordinator", NOISE] += 1
+
+    def _refused(self) -> list[dict[str, Any]]:
+        return [e for e in self.run.events() if e["event"] == "refused_message"]
 
     # ---- waiting ---------------------------------------------------------------------------------------------------
 

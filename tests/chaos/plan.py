@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from tests.chaos.states import CONT, KILL, RESTART, STATES, STUCK, State
+from tests.chaos.states import CONT, KILL, NOISE, RESTART, STATES, STUCK, State
 
-DO = {KILL: "SIGKILL", CONT: "SIGSTOP", STUCK: "SIGSTOP", RESTART: "hold"}
+DO = {KILL: "SIGKILL", CONT: "SIGSTOP", STUCK: "SIGSTOP", RESTART: "hold", NOISE: ""}
 TRIGGERS = ("SIGKILL", "kill", "restart")
 RARE = {STUCK: 0.25, CONT: 0.7}
 """Being killed as stuck costs its deadline each time."""
@@ -40,8 +40,14 @@ def plan(seed: int, count: int, states: tuple[State, ...] = STATES) -> list[Faul
     return [_fault(rng, number, state) for number, state in enumerate(order[:count])]
 
 
-def _fault(rng: random.Random, number: int, state: State) -> Fault:
-    action = rng.choices(state.actions, [RARE.get(a, 1.0) for a in state.actions])[0]
+def chosen(seed: int, *wanted: tuple[str, str]) -> list[Fault]:
+    """The faults named by (key of the state, action), each with all workers up."""
+    rng, states = random.Random(seed), {state.key: state for state in STATES}
+    return [replace(_fault(rng, number, states[key], action), calm=True) for number, (key, action) in enumerate(wanted)]
+
+
+def _fault(rng: random.Random, number: int, state: State, action: str = "") -> Fault:
+    action = action or rng.choices(state.actions, [RARE.get(a, 1.0) for a in state.actions])[0]
     return Fault(
         number=number,
         state=state,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 KILL, CONT, STUCK, RESTART = "SIGKILL", "SIGSTOP, SIGCONT later", "SIGSTOP, killed as stuck", "restart"
+NOISE = "noise"
 ALL = (KILL, CONT, STUCK, RESTART)
 NO_BLAME = (KILL, CONT, RESTART)
 """A worker that is killed as stuck while it computes is blamed on its pack, which two such deaths set aside."""
@@ -73,4 +74,5 @@ STATES = (
     State("coordinator", "unpublished", SAVING, COORDINATOR),
     State("coordinator", "published", SAVING, COORDINATOR),
     State("launcher", "anywhere", "launcher", (KILL,)),
+    State("hostile", "anywhere", "hostile peer", (NOISE,)),
 )
