@@ -14,7 +14,8 @@ help:
 	@echo '                        look after a run that is under way, see docs/operating.md'
 	@echo 'make test               all tests that need no GPU'
 	@echo 'make test-gpu           tests that need a GPU; some need two'
-	@echo 'make chaos              20,000 random schedules of deaths against the protocol, half an hour at most'
+	@echo 'make chaos              20,000 random schedules of deaths against the protocol, then 200 kills of real processes;'
+	@echo '                        about an hour; ARGS="--seed 7 --kills 40" for the second part'
 	@echo 'make check              format, lint, types and tests, as CI runs them'
 	@echo 'make conformance        the exported folder in the public dflash reader'
 	@echo 'make train ARGS=--help  experiments and overrides, e.g. ARGS="optim.lr=1e-4 cluster.drafters=2"'
@@ -39,7 +40,8 @@ test-gpu: $(if $(findstring .venv,$(PY)),.venv/ready)
 	@$(PY) -m pytest -m gpu --timeout 300 $(ARGS)
 
 chaos: .venv/ready
-	@$(PY) -m tests.protocol_harness --schedules 20000 --seconds 1800 --min-faults 3 $(ARGS)
+	@$(PY) -m tests.protocol_harness --schedules 20000 --seconds 1800 --min-faults 3
+	@$(PY) -m tests.chaos --kills 200 $(ARGS)
 
 check: .venv/ready
 	@$(PY) -m ruff format --check .
