@@ -11,7 +11,7 @@ produces: gradients, reduced buffers, applied steps, checkpoints; each said to t
 from __future__ import annotations
 
 import sys
-import time
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -28,10 +28,13 @@ from dfl_mp.protocol.drafter import AllReduce, Apply, Compute, Drafter, Join, Wo
 from dfl_mp.roles.common import Job, begin, device, exit_code_of, leave
 from dfl_mp.roles.intake import Intake
 from dfl_mp.roles.tensors import to_tensors
-from dfl_mp.roles.worker import Control, end_process_on_thread_error
+from dfl_mp.roles.warmup import WarmUp
+from dfl_mp.roles.worker import Control, Tally, end_process_on_thread_error
+from dfl_mp.startup import Startup
+from dfl_mp.train.clock import cuda_clock, host_clock
+from dfl_mp.train.compiled import CompileLog, forbid_recompiles
 from dfl_mp.train.group import GradientGroup, Superseded
-from dfl_mp.train.step import StepResult, StepSettings, TrainStep, compiled_graphs
-from dfl_mp.transport.ring import DTYPES
+from dfl_mp.train.step import StepResult, StepSettings, TrainStep
 
 STATE_OF = {Compute: "working", Apply: "working", AllReduce: "reducing", Join: "joining", WriteCheckpoint: "saving"}
 
@@ -39,16 +42,21 @@ STATE_OF = {Compute: "working", Apply: "working", AllReduce: "reducing", Join: "
 class DrafterRole:
     """See the module."""
 
-    def __init__(self, job: Job) -> None:
-        self.job, self.device = job, device()
+    def __init__(self, job: Job, startup: Startup) -> None:
+        self.job, self.device, self.startup = job, device(), startup
+        torch.empty(1, device=self.device)  # makes the CUDA context
+        startup.mark("cuda")
         self.box = BlackBox(job.run_dir, job.worker)
         self.store = PackStore.open(Path(job.prepared.data_dir))
         self.per_step = job.config.train.packs_per_step
         self.machine = Drafter(self.per_step)
         self.group = GradientGroup(job.run_dir, job.worker, self.device)
-        self.control = Control(job.run_dir, job.worker, self.machine, self._abort_if_superseded)
+        tally = Tally(counts=False)
+        self.control = Control(job.run_dir, job.worker, self.machine, self._abort_if_superseded, tally)
         self.intake = Intake(self.control, self.machine, self.device)
+        self.clock = cuda_clock() if self.device.type == "cuda" else host_clock()
         self.waited_s = 0.0
+        """Of the step before: what the device has done is read late, so that nothing waits for it."""
 
     def _abort_if_superseded(self) -> None:
         if self.machine.must_abort:
@@ -58,7 +66,7 @@ class DrafterRole:
     def run(self) -> None:
         self.control.start()
         self.train = self._build()
-        self.reduced = torch.zeros_like(self.train.vector)
+        self.startup.mark("load")
         self._warm_up()
         self.intake.start()
         self.control.report(self.machine.warmed)
@@ -86,30 +94,23 @@ class DrafterRole:
         return train
 
     def _warm_up(self) -> None:
-        """Run the step once on a real pack with made-up features, so that nothing is compiled later."""
-        began = time.monotonic()
-        with self.control.tally.doing("compiling"):
-            pack = to_tensors(self.store[0], self.device)
-            width = self.job.prepared.target.hidden_size * self.job.prepared.drafter.num_features
-            dtype = DTYPES[self.job.config.target.dtype]
-            features = torch.randn(*pack.tokens_BS.shape, width, device=self.device).to(dtype)
-            self.train.accumulate(features, pack, 0)
-            self.train.discard()
-            if self.device.type == "cuda":
-                torch.cuda.synchronize(self.device)
-        self.graphs = compiled_graphs()
-        self.box.ready()
-        say(f"ready on {self.device}; warm-up took {time.monotonic() - began:.1f} s")
+        """Compile and prove the step, so that nothing is compiled later."""
+        self.warm_up = WarmUp(self.job, self.train, self.control.tally, self.startup)
+        self.warm_up.run(self.store[0])
+        self.unproved = False
+        self.compiled = CompileLog()
+        if self.job.config.cluster.on_recompile == "error":
+            forbid_recompiles()
+        stages = self.compiled.stages() if self.device.type == "cuda" else {}
+        self.box.ready({"seconds": self.startup.seconds, "compiled": stages})
+        parts = ", ".join(f"{part} {seconds:.1f} s" for part, seconds in self.startup.seconds.items())
+        say(f"ready on {self.device}: {parts}")
 
     # ---- work -----------------------------------------------------------------------------------------------------
 
     def _next(self) -> Work | None:
-        began = time.monotonic()
         with self.control.tally.doing("idle"):
-            work = self.control.wait_for(self.machine.next_work)
-        if isinstance(work, Compute):
-            self.waited_s += time.monotonic() - began
-        return work
+            return self.control.wait_for(self.machine.next_work)
 
     def _do(self, work: Work) -> None:
         match work:
@@ -129,7 +130,14 @@ class DrafterRole:
         features = self.intake.take(pack)
         self.train.waited(self.waited_s)
         self.waited_s = 0.0
-        self.train.accumulate(features, to_tensors(self.store[pack], self.device), pack % self.per_step)
+        with self.clock.working(waited=True):
+            tensors = to_tensors(self.store[pack], self.device)
+            step = partial(self.train.accumulate, features, tensors, pack % self.per_step)
+            if self.unproved:
+                say(f"attention is proved again: {self.warm_up.prove(step, tensors)}")
+                self.unproved = False
+            else:
+                step()
         self.intake.give_back(features)
         self.box.computing(None)
         self.control.tally.packs += 1
@@ -137,7 +145,7 @@ class DrafterRole:
 
     def _reduce(self, work: AllReduce) -> None:
         try:
-            self.group.all_reduce(self.train.vector, self.reduced)
+            self.reduced = self.group.all_reduce(self.train.vector)
         except Superseded as error:
             say(f"reduce of step {work.step} given up: {error}")
             self.control.report(self.machine.aborted)
@@ -146,7 +154,11 @@ class DrafterRole:
 
     def _apply(self, step: int) -> None:
         assert self.machine.commit is not None
-        result = self.train.apply(self.reduced, step)
+        with self.clock.working(waited=False):
+            result = self.train.apply(self.reduced, step)
+        spent = self.clock.read()
+        self.control.tally.spent(*spent)
+        self.waited_s = spent.wait_s
         counted = tuple(step * self.per_step + i for i, times in enumerate(result.pack_counts) if times)
         assert counted == self.machine.commit.packs and max(result.pack_counts) <= 1, "the sum holds other packs"
         self.control.tally.step = step + 1
@@ -155,16 +167,18 @@ class DrafterRole:
         self._look_for_recompiles()
 
     def _look_for_recompiles(self) -> None:
-        new = compiled_graphs() - self.graphs
-        if new > 0:
-            self.graphs += new
-            say(f"{new} graphs were compiled after the warm-up")
-            self.control.report(lambda: self.machine.outbox.append(Recompiled(graphs=new)))
+        new = self.compiled.new()
+        if new is not None:
+            say(f"{new.graphs} graphs were compiled after the warm-up: {new.reason}")
+            self.unproved = self.warm_up.attention_is_flex
+            message = Recompiled(graphs=new.graphs, reason=new.reason[:4096], seconds=new.seconds)
+            self.control.report(lambda: self.machine.outbox.append(message))
 
     def _save(self, steps: int) -> None:
         folder = self.job.run_dir / "checkpoints" / f".private-{self.job.worker}-{steps}"
         state, meta = self.train.state_dict()
         checkpoint.write(folder, steps, self.train.drafter.state_dict(), state, meta)
+        self.clock.forget()
         self.control.report(lambda: self.machine.saved(steps, folder.name))
 
     # ---- generations ------------------------------------------------------------------------------------------------
@@ -172,6 +186,7 @@ class DrafterRole:
     def _join(self, work: Join) -> None:
         order, within = work.order, self.job.config.deadline.form
         receives = self.job.worker in order.receivers or order.load is not None
+        self.clock.forget()
         try:
             self.group.form(order.generation, order.members, within)
             if receives:
@@ -205,7 +220,7 @@ class DrafterRole:
         applied = torch.tensor([self.machine.applied or 0], device=self.device)
         self.group.broadcast([applied, *self.train.state_vectors()], order.source)
         if self.job.worker in order.receivers:
-            self.train.discard()
+            self.train.state_changed()
         return int(applied.item())
 
 
@@ -223,9 +238,11 @@ def _statistics(result: StepResult) -> Statistics:
 
 
 def main() -> int:
+    startup = Startup()
+    startup.mark("python")
     end_process_on_thread_error()
     try:
-        DrafterRole(begin(sys.argv)).run()
+        DrafterRole(begin(sys.argv), startup).run()
     except ConfigError as error:
         return exit_code_of(error)
     return 0

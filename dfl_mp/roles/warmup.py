@@ -1,0 +1,98 @@
+"""A drafter's warm-up: its step is compiled before it joins, in turn with the others, and proved to be what it should.
+
+consumes: one real pack with made-up features
+waits for: another worker that compiles the same, if there is one
+unblocked by: that worker's success or death; half of `deadline.start` at most
+produces: compiled code in the process and in the shared cache; a CompileLog that knows it
+"""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from functools import partial
+from pathlib import Path
+
+import torch
+
+import dfl_mp
+from dfl_mp import compiling
+from dfl_mp.data.packs import Pack
+from dfl_mp.errors import DeadlineError
+from dfl_mp.log import say
+from dfl_mp.messages import name_of
+from dfl_mp.model.shapes import PackTensors
+from dfl_mp.roles.common import Job
+from dfl_mp.roles.tensors import to_tensors
+from dfl_mp.roles.worker import Tally
+from dfl_mp.startup import Startup
+from dfl_mp.train import proof
+from dfl_mp.train.step import TrainStep, compiled_graphs
+from dfl_mp.transport.ring import DTYPES
+
+
+class WarmUp:
+    """See the module. `prove` looks again after a recompile."""
+
+    def __init__(self, job: Job, train: TrainStep, tally: Tally, startup: Startup) -> None:
+        self._job, self._train, self._tally, self._startup = job, train, tally, startup
+        self.attention_is_flex = train.attention == "flex" and train.device.type == "cuda"
+
+    def run(self, pack: Pack) -> None:
+        """Raises FellBack when attention is not the compiled kernel that it should be."""
+        tensors = to_tensors(pack, self._train.device)
+        prepared = self._job.prepared
+        width = prepared.target.hidden_size * prepared.drafter.num_features
+        features = torch.randn(*tensors.tokens_BS.shape, width, device=self._train.device)
+        features = features.to(DTYPES[self._job.config.target.dtype])
+        with ExitStack() as stack:
+            if self._train.device.type == "cuda":
+                self._wait_for_turn(stack, tensors)
+            with self._tally.doing("compiling"):
+                self._train.warm_up(features, tensors)
+                self._startup.mark("compile")
+        if self.attention_is_flex:
+            with self._tally.doing("compiling", "looks at its kernels"):
+                say(f"attention is proved: {self.prove(partial(self._step, features, tensors), tensors)}")
+                self._startup.mark("proof")
+
+    def prove(self, step: partial[None], tensors: PackTensors) -> proof.Evidence:
+        """Run the step and look at its kernels. Raises FellBack."""
+        spec = self._train.spec
+        rows, S = tensors.tokens_BS.shape
+        queries = tensors.anchor_BN.shape[1] * spec.block_size
+        dense = proof.dense_bytes(rows, spec.num_attention_heads, queries, S + queries)
+        seen = proof.look(step, compiled_graphs(), dense)
+        reason = proof.fallback_reason(seen, spec.num_layers)
+        if reason is not None:
+            raise proof.FellBack(f"attention is not the compiled block-sparse kernel: {reason}")
+        return seen
+
+    def _step(self, features: torch.Tensor, tensors: PackTensors) -> None:
+        self._train.accumulate(features, tensors, 0)
+        self._train.discard()
+
+    def _wait_for_turn(self, stack: ExitStack, tensors: PackTensors) -> None:
+        turn = compiling.turn(self._key(tensors), self._job.worker)
+        if turn is None:
+            return
+        with self._tally.doing("compiling"):
+            try:
+                leads = stack.enter_context(turn.taken(self._job.config.deadline.start / 2, self._waits))
+                say("compiles for the others" if leads else "what it compiles should be in the cache")
+            except DeadlineError as error:
+                say(f"{error}: compiles by itself")
+        self._startup.mark("wait")
+
+    def _waits(self, leader: str) -> None:
+        self._tally.note = f"waits for {name_of(leader)} to compile"
+        say(self._tally.note)
+
+    def _key(self, tensors: PackTensors) -> str:
+        """What decides on the compiled code: versions, GPU, shapes, settings, and our own source."""
+        gpu = (torch.__version__, torch.cuda.get_device_name(), torch.cuda.get_device_capability())
+        shapes = [tuple(tensor.shape) for tensor in (tensors.tokens_BS, tensors.anchor_BN)]
+        c = self._job.config
+        settings = (c.drafter, c.train.loss, c.target.dtype, self._job.prepared.drafter)
+        here = Path(dfl_mp.__file__).parent
+        sources = [path.read_bytes() for part in ("model", "train") for path in sorted((here / part).glob("*.py"))]
+        return compiling.key_of("drafter", gpu, shapes, settings, *sources)
