@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from dfl_mp.messages import name_of
+from launcher.words import plural
 
 Event = dict[str, Any]
 QUIET = frozenset({"worker_started", "worker_ready", "worker_stuck", "transport_proved"})
@@ -28,6 +29,16 @@ def _generation(event: Event) -> tuple[str, str]:
     return f"generation {event['generation']}: {members}, from step {event['step']}", PLAIN
 
 
+def _recompiled(event: Event) -> tuple[str, str]:
+    why = f": {event['reason']}" if event.get("reason") else ""
+    return f"{name_of(event['drafter'])} compiled {plural(event['graphs'], 'graph')} again{why}", BAD
+
+
+def _slower(event: Event) -> tuple[str, str]:
+    ratio = event["before_s"] / event["now_s"]
+    return f"the rate fell to {ratio:.0%}, {event['now_s']:.2f} s a step: {event['cause']}", BAD
+
+
 def _stopped(event: Event) -> tuple[str, str]:
     return f"run {event['reason']}", GOOD if event["reason"] == "done" else BAD
 
@@ -44,6 +55,8 @@ WORDS: dict[str, Callable[[Event], tuple[str, str] | None]] = {
     "rewound": lambda e: (f"went back from step {e['from']} to {e['to']}", BAD),
     "coordinator_restart": lambda e: (f"coordinator starts again: {e['reason']}", BAD),
     "transport_fallback": lambda e: (f"{e['target']} goes over shared memory: {e['reason']}", BAD),
+    "recompile": _recompiled,
+    "rate_dropped": _slower,
     "order_late": lambda e: (f"late: {e['order']}", BAD),
 }
 

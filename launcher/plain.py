@@ -6,7 +6,7 @@ import time
 
 from dfl_mp.messages import Progress, Status, name_of, role_of
 from launcher.last_screen import Ending
-from launcher.snapshot import Snapshot, state_of
+from launcher.snapshot import Snapshot, doing_of, state_of
 from launcher.summary import last_lines
 from launcher.words import clock, thousands
 
@@ -64,8 +64,8 @@ def line(snapshot: Snapshot, told: Progress | None) -> tuple[object, str]:
 
 
 def starting_line(snapshot: Snapshot) -> str:
-    """`starting, 12 s  target-0 ready · drafter-0 compiling`"""
-    states = (f"{worker.name} {state_of(worker, snapshot.progress)}" for worker in snapshot.workers)
+    """`starting, 12 s  target-0 ready · drafter-0 compiling, 9 s`"""
+    states = (f"{worker.name} {doing_of(worker, snapshot.progress)}" for worker in snapshot.workers)
     return f"starting, {snapshot.time - snapshot.began:.0f} s  {' · '.join(states)}"
 
 

@@ -12,7 +12,7 @@ from rich.text import Text
 
 from dfl_mp.messages import Progress
 from launcher.happenings import last, rings
-from launcher.snapshot import Phase, Worker, state_of
+from launcher.snapshot import Phase, Worker, doing_of, state_of
 from launcher.tail import Rate, Scene
 from launcher.words import bar, clock, number, sparkline, thousands
 
@@ -140,7 +140,10 @@ def _workers(scene: Scene, most: int, width: int) -> list[Text]:
 def _worker(worker: Worker, p: Progress | None, rate: Rate | None, widths: tuple[int, int]) -> Text:
     name, width = widths
     state = state_of(worker, p)
-    line = Text(f"{worker.name:<{name}}  ").append(f"{state:<10}", STATE_STYLE.get(state, OTHER_STATE))
+    line = Text(f"{worker.name:<{name}}  ")
+    if rate is None and (doing := doing_of(worker, p)) != state:
+        return line.append(doing, OTHER_STATE)
+    line.append(f"{state:<10}", STATE_STYLE.get(state, OTHER_STATE))
     if rate is None:
         return line.append(f" {'-':>8} {'-':>8} {'-':>8}")
     packs = next((w.status.packs for w in p.workers if w.worker == worker.id and w.status), 0) if p else 0

@@ -8,7 +8,7 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict
 
-from dfl_mp.messages import Progress
+from dfl_mp.messages import Progress, Status
 
 FILE = "progress.json"
 Phase = Literal["prepare", "train", "evaluate", "stopping", "over"]
@@ -56,8 +56,20 @@ def state_of(worker: Worker, progress: Progress | None) -> str:
     >>> state_of(Worker(name="target-0", id="target-0.1", state="ready"), None)
     'ready'
     """
-    if worker.state != "down" and progress is not None:
-        for line in progress.workers:
-            if line.worker == worker.id and line.status is not None:
-                return line.status.state
-    return worker.state
+    status = status_of(worker, progress)
+    return worker.state if status is None else status.state
+
+
+def doing_of(worker: Worker, progress: Progress | None) -> str:
+    """The state in more words where it lasts: `compiling, 23 s`, `waits for drafter-0 to compile, 12 s`."""
+    status = status_of(worker, progress)
+    if status is None or not (status.note or status.state == "compiling"):
+        return state_of(worker, progress)
+    return f"{status.note or status.state}, {status.since_s:.0f} s"
+
+
+def status_of(worker: Worker, progress: Progress | None) -> Status | None:
+    """What the living worker says of itself."""
+    if worker.state == "down" or progress is None:
+        return None
+    return next((line.status for line in progress.workers if line.worker == worker.id), None)

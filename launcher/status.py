@@ -12,13 +12,13 @@ from rich.console import Console
 from rich.table import Table
 
 from dfl_mp.log import read_lines
-from dfl_mp.messages import Progress, Status, incarnation_of
-from launcher.snapshot import Snapshot, Worker, state_of
+from dfl_mp.messages import Progress, incarnation_of
+from launcher.snapshot import Snapshot, Worker, state_of, status_of
 from launcher.tail import short
 from launcher.words import clock, number, thousands
 
 OFTEN = ("step", "num_steps", "loss", "accept_len_est", "tokens_per_s", "eta_s", "generation")
-PIPELINE = ("ready_slots", "num_slots", "computing_packs", "held_packs")
+PIPELINE = ("ready_slots", "num_slots", "computing_packs", "held_packs", "drafter_busy", "target_busy")
 NARROWEST = 72
 
 
@@ -88,7 +88,12 @@ def headlines(seen: dict[str, Any]) -> list[str]:
     )
     slots = f"slots ready {seen['ready_slots']}/{seen['num_slots']}"
     packs = f"packs at targets {seen['computing_packs']}, at drafters {seen['held_packs']}"
-    return [*lines, f"generation {seen['generation']}  {slots}  {packs}"]
+    lines.append(f"generation {seen['generation']}  {slots}  {packs}")
+    if seen["drafter_busy"] is not None and seen["target_busy"] is not None:
+        lines.append(
+            f"busy since the first step: drafters {seen['drafter_busy']:.0%}, targets {seen['target_busy']:.0%}"
+        )
+    return lines
 
 
 def table(rows: list[dict[str, Any]]) -> Table:
@@ -106,17 +111,14 @@ def table(rows: list[dict[str, Any]]) -> Table:
 
 
 def _row(worker: Worker, p: Progress | None, pids: dict[str, int], removed: bool) -> dict[str, Any]:
-    status: Status | None = None
-    for line in p.workers if p else ():
-        if line.worker == worker.id:
-            status = line.status
+    status = status_of(worker, p)
     spent = status.busy_s + status.wait_s if status else 0.0
     return {
         "name": worker.name,
         "worker": worker.id,
         "incarnation": incarnation_of(worker.id) if worker.id else None,
         "pid": pids.get(worker.id) if worker.id else None,
-        "state": "removed" if removed else state_of(worker, p),
+        "state": "removed" if removed else (status.note if status else "") or state_of(worker, p),
         "since_s": status.since_s if status else None,
         "step": status.step if status else None,
         "packs": status.packs if status else None,

@@ -10,6 +10,7 @@ from dfl_mp.config import Config
 from dfl_mp.log import read_lines, write_json
 from launcher.compose import REPO
 from launcher.last_screen import Ending
+from launcher.snapshot import Snapshot
 from launcher.tail import short
 from launcher.words import ends, number, plural, thousands
 
@@ -24,10 +25,13 @@ def summarize(run_dir: Path, config: Config, seconds: float) -> dict[str, Any]:
     """Gather metrics and evaluation into `summary.json`; returns it. `seconds` is the wall time of this launch.
 
     `loss` is the last step's; `loss_first` and `loss_last` are means over the first and the last 5 % of the steps.
-    `tokens_per_s` leaves the first step out, which waits for the models.
+    `tokens_per_s` leaves the first step out, which waits for the models. `drafter_busy` and `target_busy` are the share
+    of the time between the first and the last step of this launch in which they were at work.
     """
     lines = read_lines(run_dir / "metrics.jsonl")
     measured = _evaluation(run_dir)
+    snapshot = Snapshot.read(run_dir)
+    progress = snapshot.progress if snapshot else None
     tokens = sum(line["tokens"] for line in lines)
     timed = lines[1:] or lines
     spent = sum(line["step_s"] for line in timed)
@@ -38,6 +42,8 @@ def summarize(run_dir: Path, config: Config, seconds: float) -> dict[str, Any]:
         "steps": len(lines),
         "tokens": tokens,
         "tokens_per_s": sum(line["tokens"] for line in timed) / spent if spent > 0 else None,
+        "drafter_busy": progress.drafter_busy if progress else None,
+        "target_busy": progress.target_busy if progress else None,
         "loss": lines[-1]["loss"] if lines else None,
         "loss_first": first,
         "loss_last": last,
