@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import msgpack
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from dfl_mp import messages as m
+from dfl_mp.errors import RefusedMessage
 from dfl_mp.protocol import effects as e
 from dfl_mp.protocol.coordinator import MAX_EARLY
 from dfl_mp.protocol.scheduler import OnDisk
 from dfl_mp.roles.refusals import LONGEST_PAUSE_S, REASON_CHARS, Refusals
+from tests.unit.test_messages import EXAMPLES
 from tests.unit.test_protocol_coordinator import A, B, T, drafter, recovered, target
 
 STATUS = m.Status(state="idle", since_s=0.0, step=0, busy_s=0.0, wait_s=0.0, packs=0)
@@ -78,3 +83,33 @@ def test_a_new_coordinator_learns_again_which_pack_crashes_workers() -> None:
         machine.packs.get(3)
         out = machine.handle(m.LAUNCHER, m.Died(worker=B, suspect=3))
         assert (e.PersistAside(3) in out) == again
+
+
+JUNK = st.recursive(
+    st.one_of(
+        *(st.none(), st.booleans(), st.integers(-(2**63), 2**64 - 1), st.floats(allow_nan=False)),
+        *(st.text(max_size=12), st.binary(max_size=12)),
+    ),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=6), inner, max_size=4),
+    max_leaves=12,
+)
+
+
+@given(st.sampled_from(sorted(m.Message.kinds)), st.data())
+@settings(deadline=None, max_examples=400)
+def test_known_kinds_with_junk_in_their_fields_are_refused_or_whole(kind: str, data: st.DataObject) -> None:
+    fields = sorted(m.Message.kinds[kind].model_fields)
+    body = {name: data.draw(JUNK, label=name) for name in fields if data.draw(st.booleans(), label=f"has {name}")}
+    try:
+        decoded = m.decode(msgpack.packb({"t": kind, **body}))
+    except RefusedMessage:
+        return
+    assert type(decoded).__name__ == kind and m.decode(m.encode(decoded)) == decoded
+
+
+@given(st.sampled_from(EXAMPLES), st.data())
+@settings(deadline=None, max_examples=200)
+def test_a_torn_message_is_refused(message: m.Message, data: st.DataObject) -> None:
+    whole = m.encode(message)
+    with pytest.raises(RefusedMessage):
+        m.decode(whole[: data.draw(st.integers(0, len(whole) - 1))])
