@@ -6,7 +6,8 @@ All variants run the same weights, embedding to the last feature layer, and give
 `packed` rows hold `--documents` documents, `full` rows one. `plain` is transformers with SDPA: its packed-row masks are
 dense, its full rows need none, which is the most favourable case. Rates count all tokens. Useful operations are the
 products of the layers and 4·C a visible pair and head; nothing else. Errors are of the first packed row against
-the same weights in float32: per layer, the median over tokens of the relative error. Each variant is written once measured.
+the same weights in float32: per layer, the median over tokens of the relative error. Each variant is written when it is
+measured.
 """
 
 from __future__ import annotations
