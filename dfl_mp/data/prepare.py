@@ -19,6 +19,7 @@ from dfl_mp.config import Config
 from dfl_mp.data.anchors import eligible_positions
 from dfl_mp.data.cache import hash_file, key_of, staged
 from dfl_mp.data.conversations import Conversation, read_conversations
+from dfl_mp.data.fill import ENOUGH, fuller_row
 from dfl_mp.data.mask_token import choose_mask_token
 from dfl_mp.data.packing import Rows, choose_slots, pack_epoch, plan_rows
 from dfl_mp.data.packs import FORMAT, PackShape, PackStore
@@ -124,7 +125,7 @@ def _make(config: Config, target: TargetSpec, tokenizers: tuple[Any, ChatTokeniz
         "rows": read.as_dict(),
         **token_counts(documents, tally),
         **anchor_counts(rows, shape, eligible_D, config.data.max_anchors_per_document),
-        "fill": _fill(rows, documents, shape),
+        **_fill(rows, documents, shape),
         "steps": num_steps,
         "mask_token": f"{mask_token_id}: {why}",
         "prompts": prompt_report.as_dict(),
@@ -181,7 +182,8 @@ def _plan(config: Config, documents: list[Document]) -> tuple[Rows, PackShape, n
     return rows, shape, eligible_D
 
 
-def _fill(rows: Rows, documents: list[Document], shape: PackShape) -> float:
-    """Share of the rows' tokens that are not padding."""
+def _fill(rows: Rows, documents: list[Document], shape: PackShape) -> dict[str, Any]:
+    """Share of the rows' tokens that are not padding, and a longer row that would be fuller if that is too little."""
     lengths = np.array([len(document.tokens) for document in documents], np.int64)
-    return float(lengths[rows.documents].sum() / (len(rows) * shape.row_tokens))
+    fill = float(lengths[rows.documents].sum() / (len(rows) * shape.row_tokens))
+    return {"fill": fill, "fuller_row": fuller_row(lengths, shape.row_tokens) if fill < ENOUGH else None}

@@ -69,6 +69,8 @@ def describe(report: dict[str, Any]) -> list[str]:
         f"{report['dropped_by_anchors_per_row'] / eligible:.1%} by the slots",
         f"mask token {report['mask_token']}",
     ]
+    if fuller := report.get("fuller_row"):
+        lines.append(f"data.row_tokens={fuller[0]} would make rows {fuller[1]:.1%} full")
     if report["prompts"]["lines"]:
         lines.append(f"{plural(report['prompts']['kept'], 'prompt')} held out")
         lines += _skips("left out", "prompts", report["prompts"])
