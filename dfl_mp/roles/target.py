@@ -11,8 +11,8 @@ produces: features in the slot, then FeaturesReady
 from __future__ import annotations
 
 import sys
-import time
 from collections import deque
+from contextlib import ExitStack
 from pathlib import Path
 from typing import NamedTuple
 
@@ -28,7 +28,9 @@ from dfl_mp.model.target_compile import compile_target
 from dfl_mp.protocol.target import Target
 from dfl_mp.roles.common import TRANSPORT, Job, begin, device, exit_code_of, leave
 from dfl_mp.roles.tensors import to_tensors
+from dfl_mp.roles.turns import code_key, take_turn
 from dfl_mp.roles.worker import Control, end_process_on_thread_error
+from dfl_mp.startup import Startup
 from dfl_mp.transport.ring import RingOwner
 
 PACKS_IN_FLIGHT = 2
@@ -44,8 +46,10 @@ class Flight(NamedTuple):
 class TargetRole:
     """See the module."""
 
-    def __init__(self, job: Job) -> None:
-        self.job, self.device = job, device()
+    def __init__(self, job: Job, startup: Startup) -> None:
+        self.job, self.device, self.startup = job, device(), startup
+        torch.empty(1, device=self.device)  # makes the CUDA context
+        startup.mark("cuda")
         self.box = BlackBox(job.run_dir, job.worker)
         self.store = PackStore.open(Path(job.prepared.data_dir))
         self.ring = self._make_ring()
@@ -70,7 +74,7 @@ class TargetRole:
         self.control.start()
         with self.control.tally.doing("compiling"):
             self.target = self._load()
-        self.box.ready()
+        self.box.ready({"seconds": self.startup.seconds})
         try:
             self._serve()
         finally:
@@ -78,11 +82,11 @@ class TargetRole:
             self.ring.close()
 
     def _load(self) -> FeatureTarget:
-        began = time.monotonic()
         c, p = self.job.config.target, self.job.prepared
         target = load_feature_target(p.target, c, self.device)
+        self.startup.mark("load")
         compiled = c.compile is True or (c.compile == "auto" and self.device.type == "cuda")
-        if compiled and (why := compile_target(target, p.rows_per_pack, p.row_tokens)):
+        if compiled and (why := self._compile(target)):
             if c.compile is True:
                 raise ConfigError(f"target.compile: {why}")
             target.notes.append(f"not compiled: {why}")
@@ -90,8 +94,22 @@ class TargetRole:
         for note in target.notes:
             say(f"features: {note}")
         how = f"{target.way}{', compiled' if compiled else ''}{', float8' if c.float8 else ''}"
-        say(f"ready on {self.device} ({how}); loading took {time.monotonic() - began:.1f} s")
+        parts = ", ".join(f"{part} {seconds:.1f} s" for part, seconds in self.startup.seconds.items())
+        say(f"ready on {self.device} ({how}): {parts}")
         return target
+
+    def _compile(self, target: FeatureTarget) -> str | None:
+        """In turn with other targets. Why not, when it cannot be done."""
+        p = self.job.prepared
+        shape = (p.rows_per_pack, p.row_tokens)
+        with ExitStack() as stack:
+            if self.device.type == "cuda":
+                key = code_key("target", shape, p.target, self.job.config.target)
+                take_turn(stack, key, self.job, self.control.tally)
+                self.startup.mark("wait")
+            why = compile_target(target, *shape)
+            self.startup.mark("compile")
+        return why
 
     # ---- packs ----------------------------------------------------------------------------------------------------
 
@@ -147,9 +165,11 @@ class TargetRole:
 
 
 def main() -> int:
+    startup = Startup()
+    startup.mark("python")
     end_process_on_thread_error()
     try:
-        TargetRole(begin(sys.argv)).run()
+        TargetRole(begin(sys.argv), startup).run()
     except ConfigError as error:
         return exit_code_of(error)
     return 0

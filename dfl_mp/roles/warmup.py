@@ -10,19 +10,15 @@ from __future__ import annotations
 
 from contextlib import ExitStack
 from functools import partial
-from pathlib import Path
 
 import torch
 
-import dfl_mp
-from dfl_mp import compiling
 from dfl_mp.data.packs import Pack
-from dfl_mp.errors import DeadlineError
 from dfl_mp.log import say
-from dfl_mp.messages import name_of
 from dfl_mp.model.shapes import PackTensors
 from dfl_mp.roles.common import Job
 from dfl_mp.roles.tensors import to_tensors
+from dfl_mp.roles.turns import code_key, take_turn
 from dfl_mp.roles.worker import Tally
 from dfl_mp.startup import Startup
 from dfl_mp.train import proof
@@ -46,7 +42,8 @@ class WarmUp:
         features = features.to(DTYPES[self._job.config.target.dtype])
         with ExitStack() as stack:
             if self._train.device.type == "cuda":
-                self._wait_for_turn(stack, tensors)
+                take_turn(stack, self._key(tensors), self._job, self._tally)
+                self._startup.mark("wait")
             with self._tally.doing("compiling"):
                 self._train.warm_up(features, tensors)
                 self._startup.mark("compile")
@@ -71,28 +68,7 @@ class WarmUp:
         self._train.accumulate(features, tensors, 0)
         self._train.discard()
 
-    def _wait_for_turn(self, stack: ExitStack, tensors: PackTensors) -> None:
-        turn = compiling.turn(self._key(tensors), self._job.worker)
-        if turn is None:
-            return
-        with self._tally.doing("compiling"):
-            try:
-                leads = stack.enter_context(turn.taken(self._job.config.deadline.start / 2, self._waits))
-                say("compiles for the others" if leads else "what it compiles should be in the cache")
-            except DeadlineError as error:
-                say(f"{error}: compiles by itself")
-        self._startup.mark("wait")
-
-    def _waits(self, leader: str) -> None:
-        self._tally.note = f"waits for {name_of(leader)} to compile"
-        say(self._tally.note)
-
     def _key(self, tensors: PackTensors) -> str:
-        """What decides on the compiled code: versions, GPU, shapes, settings, and our own source."""
-        gpu = (torch.__version__, torch.cuda.get_device_name(), torch.cuda.get_device_capability())
-        shapes = [tuple(tensor.shape) for tensor in (tensors.tokens_BS, tensors.anchor_BN)]
         c = self._job.config
-        settings = (c.drafter, c.train.loss, c.target.dtype, self._job.prepared.drafter)
-        here = Path(dfl_mp.__file__).parent
-        sources = [path.read_bytes() for part in ("model", "train") for path in sorted((here / part).glob("*.py"))]
-        return compiling.key_of("drafter", gpu, shapes, settings, *sources)
+        shapes = [tuple(tensor.shape) for tensor in (tensors.tokens_BS, tensors.anchor_BN)]
+        return code_key("drafter", shapes, c.drafter, c.train.loss, c.target.dtype, self._job.prepared.drafter)
