@@ -32,9 +32,9 @@ from benchmarks.results_file import ResultFile
 from benchmarks.shapes import random_pack
 from benchmarks.step import kernels, product_tflops
 from dfl_mp.config import TargetConfig
-from dfl_mp.model.target import FeatureTarget
+from dfl_mp.model.target import FeatureTarget, use_float8
 from dfl_mp.model.target_compile import compile_target, undo
-from dfl_mp.model.target_float8 import quantize, require
+from dfl_mp.model.target_float8 import require
 from dfl_mp.model.target_load import load_decoder
 from dfl_mp.model.target_proof import median_error
 from dfl_mp.model.target_spec import describe_target
@@ -115,7 +115,7 @@ def variants(target: FeatureTarget) -> Iterator[tuple[str, Start]]:
     def float8(t: FeatureTarget, inputs: Inputs) -> None:
         require(t.device, t.dtype)
         undo(t.layers)
-        quantize(t.layers)
+        use_float8(t)
         compiled(t, inputs)
 
     yield "plain", attend("masks")

@@ -16,10 +16,12 @@ from dfl_mp.errors import ConfigError
 from dfl_mp.model.target_attention import ATTENTION, KERNELS, Documents, within
 from dfl_mp.model.target_float8 import quantize, require
 from dfl_mp.model.target_load import load_decoder
-from dfl_mp.model.target_proof import hidden_states_alone, why_not
+from dfl_mp.model.target_proof import LENGTHS, TOLERANCE, hidden_states_alone, made_up_pack, median_error, why_not
 from dfl_mp.specs import TargetSpec
 
 Way = Literal["varlen", "flex", "masks", "alone"]
+WORST_FLOAT8 = 0.5
+"""Relative error of features at which float8 is taken for broken; layers of random weights are off by 0.1 to 0.2."""
 
 
 class Capture:
@@ -54,6 +56,8 @@ class FeatureTarget:
         weight = decoder.get_input_embeddings().weight
         self.device, self.dtype = weight.device, weight.dtype
         self.width = len(spec.layer_ids) * spec.hidden_size
+        self.tolerance = TOLERANCE[self.dtype]
+        """Relative error that another order of the same operations may make."""
         self.way: Way = "alone"
         self.plain = decoder.config._attn_implementation
         self.notes: list[str] = []
@@ -125,19 +129,38 @@ def load_feature_target(spec: TargetSpec, config: TargetConfig, device: torch.de
     """
     if config.float8:
         require(torch.device(device), getattr(torch, config.dtype))
-    decoder, layers = load_decoder(spec, config, device)
+    target = FeatureTarget(*load_decoder(spec, config, device), spec)
+    _choose_way(target, config.attention)
     if config.float8:
-        quantize(layers)
-    target = FeatureTarget(decoder, layers, spec)
-    expected = hidden_states_alone(target)
-    for way in _candidates(config.attention, target.device):
+        use_float8(target)
+    return target
+
+
+def _choose_way(target: FeatureTarget, attention: str) -> None:
+    spec, expected = target.spec, hidden_states_alone(target)
+    for way in _candidates(attention, target.device):
         why = why_not(target, way, expected)
         if why is None:
-            return target
-        if way == config.attention:
+            return
+        if way == attention:
             raise ConfigError(f"target.attention: {way} does not work with {spec.path}: {why}")
         target.notes.append(f"not {way}: {why}")
     raise ConfigError(f"target.path: {spec.path}: features of {spec.architecture} differ from its hidden states")
+
+
+def use_float8(target: FeatureTarget) -> None:
+    """Linear layers in float8 from now on; what that does to features of random tokens is noted.
+
+    Raises ConfigError naming `target.float8` when they are no longer the target's.
+    """
+    pack = made_up_pack(1, LENGTHS, target.spec.vocab_size)
+    before = target.features(*pack)
+    quantize(target.layers)
+    error = median_error(target.features(*pack), before)
+    if error > WORST_FLOAT8:
+        raise ConfigError(f"target.float8: features of {target.spec.path} are off by {error:.0%} of their size")
+    target.notes.append(f"float8 moves features of random tokens by {error:.1%} of their size")
+    target.tolerance = WORST_FLOAT8 / 4
 
 
 def _candidates(attention: str, device: torch.device) -> tuple[Way, ...]:

@@ -71,7 +71,7 @@ def why_not(target: FeatureTarget, way: str, expected: list[Tensor]) -> str | No
         return f"its layers ask for windows of {target.windows} keys, its config for {wanted}"
     mine = [found[(document_1S[0] == i).to(found.device)] for i in range(len(expected))]
     worst = max(median_error(*pair) for pair in zip(mine, expected, strict=True))
-    return None if worst < TOLERANCE[target.dtype] else f"features of packed documents are off by {worst:.1e}"
+    return None if worst < target.tolerance else f"features of packed documents are off by {worst:.1e}"
 
 
 def median_error(found: Tensor, expected: Tensor) -> float:

@@ -30,8 +30,8 @@ SHAPE = {
 FAMILIES = {"qwen3": SHAPE, "gemma3": {**SHAPE, "sliding_window": 70, "query_pre_attn_scalar": 64}}
 ROWS = [[130, 1, 99, 60], [300]]
 OTHERS = [[20, 20, 250], [7, 293]]
-NOISE = 2e-2
-"""Of bfloat16 after five layers, relative."""
+NOISE = 4e-2
+"""Of bfloat16 after five layers, relative; a CPU has 0.014."""
 
 
 @pytest.fixture(scope="module")
@@ -102,9 +102,9 @@ def test_float8_is_near_bfloat16(folder) -> None:
     wanted = exact(folder("qwen3"), ROWS)[valid(ROWS)]
     target = load(folder("qwen3"), float8=True)
     eager = target.features(*pack(ROWS, 0))[valid(ROWS)]
-    assert NOISE / 10 < median_error(eager, wanted) < 0.1
+    assert NOISE < median_error(eager, wanted) < 0.3
     assert compile_target(target, 2, 300) is None
-    assert median_error(target.features(*pack(ROWS, 0))[valid(ROWS)], eager) < NOISE
+    assert median_error(target.features(*pack(ROWS, 0))[valid(ROWS)], eager) < 2.5 * NOISE
 
 
 def test_auto_uses_varlen_in_bfloat16_and_says_why_not_in_float32(folder) -> None:
