@@ -17,6 +17,13 @@ from tests.process.tiny_run import write_inputs
 END_S = 600.0
 
 
+def cluster(seed: int) -> tuple[str, ...]:
+    """One slot a target or two; every fourth run has three drafters and two targets."""
+    large = seed % 4 == 3
+    slots = f"cluster.slots_per_target={1 + seed % 2}"
+    return f"cluster.drafters={2 + large}", f"cluster.targets={1 + large}", slots
+
+
 class Session:
     """`hits`: (group, state, kind of worker, fault) of all runs so far."""
 
@@ -32,12 +39,11 @@ class Session:
     def run(self, seed: int, faults: int | Sequence[Fault]) -> str:
         """One run with the faults of the seed; what is wrong with it, empty when nothing is."""
         chosen = plan(seed, faults) if isinstance(faults, int) else faults
-        slots = f"cluster.slots_per_target={1 + seed % 2}"
         run_dir = self.folder / f"seed-{seed}"
         run = Run(run_dir, "tests.chaos.launcher")
         driver = Driver(run, self.steps, seed, self.say)
         try:
-            self._start(run, "cluster.drafters=2", slots, *CHAOTIC)
+            self._start(run, *cluster(seed), *CHAOTIC)
             driver.work_off(chosen)
             code = run.wait(END_S)
         except (Failed, TimeoutError, subprocess.TimeoutExpired) as error:
