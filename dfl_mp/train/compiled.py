@@ -17,7 +17,13 @@ STAGES = {
     "backward": "backward_cumulative_compile_time_us",
 }
 """Each of the first three contains the next."""
-HITS, MISSES = "inductor_fx_local_cache_hit_count", "inductor_fx_local_cache_miss_count"
+CACHES = {
+    "aot_hits": "aotautograd_local_cache_hit_count",
+    "aot_misses": "aotautograd_local_cache_miss_count",
+    "inductor_hits": "inductor_fx_local_cache_hit_count",
+    "inductor_misses": "inductor_fx_local_cache_miss_count",
+}
+"""What the first cache has is not asked of the second."""
 UNKNOWN = "no guard failed: another function, or a backward"
 
 
@@ -50,10 +56,10 @@ class CompileLog:
         return New(graphs, "; ".join(reasons) or UNKNOWN, seconds)
 
     def stages(self) -> dict[str, float]:
-        """Seconds of each stage, and hits and misses of Inductor's cache, of all that was compiled in this process."""
+        """Seconds of each stage, and hits and misses of the caches, of all that was compiled in this process."""
         entries = get_compilation_metrics()
         found = {name: round(_sum(entries, field) / 1e6, 2) for name, field in STAGES.items()}
-        return found | {"cache_hits": _sum(entries, HITS), "cache_misses": _sum(entries, MISSES)}
+        return found | {name: _sum(entries, field) for name, field in CACHES.items()}
 
 
 def _sum(entries: list[CompilationMetrics], field: str) -> float:
