@@ -26,7 +26,7 @@ LOOK_S = 0.02
 SETTLE_S = 180.0
 HIT_S = 180.0
 AHEAD = 3
-"""Steps that a run is let go beyond the newest committed one while a mine waits."""
+"""Steps that a run is let go beyond the newest committed one while a mine waits in the middle of a step."""
 LAUNCHER_GONE_S = 2.0
 NOISE_TIMES = 30
 MAX_LINES = 4
@@ -75,7 +75,7 @@ class Driver:
             self._end(fault.state.start, fault.trigger)
         fired = self._folder / "fired" / f"{fault.number}.json"
         try:
-            self._until(fired.exists, HIT_S, fault.state.key, ahead=True)
+            self._until(fired.exists, HIT_S, fault.state.key, ahead=not fault.state.start)
         except TimeoutError as error:
             self.say(f"  {fault.number:3} missed: {error}")
             return not self._disarm(fault)
@@ -144,7 +144,7 @@ class Driver:
     def _make_noise(self) -> None:
         """A hostile peer speaks to the coordinator; that is said in events, few for many messages."""
         before = len(self._refused())
-        self._open(min(self.run.steps() + AHEAD, self.steps - 2))
+        self._open(max(self._gate, min(self.run.steps() + AHEAD, self.steps - AHEAD)))
         sent = attack(self.run.dir, self._rng, NOISE_TIMES)
         self._until(lambda: len(self._refused()) > before, SETTLE_S, "refused_message")
         lines = self._refused()[before:]
@@ -171,8 +171,11 @@ class Driver:
         while not condition():
             if self.run.over:
                 raise Failed(f"the run ended while {what} was waited for:\n{self.run.out()}")
-            if ahead and self._gate < (wanted := min(self.run.steps() + AHEAD, self.steps - 2)):
-                self._open(wanted)
+            steps = self.run.steps()
+            if ahead and steps + AHEAD >= self.steps:
+                raise TimeoutError(f"{what} did not come before the run's last steps")
+            if ahead and self._gate < steps + AHEAD:
+                self._open(steps + AHEAD)
             if time.monotonic() > end:
                 raise TimeoutError(f"{what} did not come within {within:.0f} s at step {self.run.steps()}")
             time.sleep(LOOK_S)
