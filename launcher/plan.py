@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from dfl_mp.compiling import compile_threads
 from dfl_mp.config import ClusterConfig
 from dfl_mp.errors import ConfigError
+from launcher.cost import DEFAULT, PackCost
 from launcher.machine import Gpu, Machine
 
 WORKERS_PER_CORE = 4
@@ -38,8 +39,8 @@ class Plan:
         return (*self.targets, *self.drafters)
 
 
-def plan(cluster: ClusterConfig, machine: Machine, packs_per_step: int) -> Plan:
-    """Place the workers.
+def plan(cluster: ClusterConfig, machine: Machine, packs_per_step: int, cost: PackCost = DEFAULT) -> Plan:
+    """Place the workers; how the GPUs are split when nothing is said follows from the cost of a pack.
 
     Raises ConfigError naming `cluster.targets` or `cluster.drafters` when they do not fit.
     """
@@ -50,7 +51,7 @@ def plan(cluster: ClusterConfig, machine: Machine, packs_per_step: int) -> Plan:
     if machine.gpus and not machine.free_gpus:
         raise ConfigError(f"cluster.targets: no free GPU ({'; '.join(skipped)})")
     if machine.free_gpus:
-        targets, drafters = _on_gpus(cluster, machine.free_gpus, packs_per_step)
+        targets, drafters = _on_gpus(cluster, machine.free_gpus, (packs_per_step, cost))
         threads = max(1, min(8, machine.num_cores // (len(targets) + len(drafters))))
     else:
         targets, drafters = _on_cpu(cluster, machine.num_cores, packs_per_step)
@@ -93,12 +94,18 @@ def work_share(packs_per_step: int, num_drafters: int) -> float:
     return packs_per_step / (num_drafters * rounds)
 
 
-def split_gpus(num_gpus: int) -> tuple[int, int]:
-    """(targets, drafters) for so many GPUs when nothing is said: one is shared, else drafters get the larger half."""
+def split_gpus(num_gpus: int, packs_per_step: int = 24, cost: PackCost = DEFAULT) -> tuple[int, int]:
+    """(targets, drafters), no more drafters than packs, for the shortest step; a single GPU is shared.
+
+    Of splits that are equally fast the one with the fewest drafters is taken: a target more is slack.
+
+    >>> split_gpus(8, 24, PackCost(target_s=1.0, drafter_s=3.0, update_s=0.0, reduce_s=0.0))
+    (2, 6)
+    """
     if num_gpus == 1:
         return 1, 1
-    drafters = -(-num_gpus // 2)
-    return num_gpus - drafters, drafters
+    splits = ((num_gpus - drafters, drafters) for drafters in range(1, min(num_gpus, packs_per_step + 1)))
+    return min(splits, key=lambda split: (cost.step_s(split[0], split[1], packs_per_step), split[1]))
 
 
 def _share_notes(packs_per_step: int, num_drafters: int) -> tuple[str, ...]:
@@ -126,10 +133,10 @@ def _on_cpu(
 
 
 def _on_gpus(
-    cluster: ClusterConfig, gpus: tuple[Gpu, ...], packs_per_step: int
+    cluster: ClusterConfig, gpus: tuple[Gpu, ...], step: tuple[int, PackCost]
 ) -> tuple[tuple[Placement, ...], tuple[Placement, ...]]:
     """Distinct GPUs while there are any; then a target shares with a drafter. Two drafters never share."""
-    num_targets, num_drafters = _counts(cluster, len(gpus), packs_per_step)
+    num_targets, num_drafters = _counts(cluster, len(gpus), *step)
     for field, count in (("cluster.drafters", num_drafters), ("cluster.targets", num_targets)):
         if count > len(gpus):
             raise ConfigError(f"{field}: {count} need a GPU each; {len(gpus)} free")
@@ -138,12 +145,10 @@ def _on_gpus(
     return _named("target", targets_at), _named("drafter", drafters_at)
 
 
-def _counts(cluster: ClusterConfig, num_gpus: int, packs_per_step: int) -> tuple[int, int]:
+def _counts(cluster: ClusterConfig, num_gpus: int, packs_per_step: int, cost: PackCost) -> tuple[int, int]:
     targets, drafters = cluster.targets, cluster.drafters
     if targets is None and drafters is None:
-        targets, drafters = split_gpus(num_gpus)
-        if drafters > packs_per_step:
-            targets, drafters = num_gpus - packs_per_step, packs_per_step
+        targets, drafters = split_gpus(num_gpus, packs_per_step, cost)
     elif drafters is None:
         assert targets is not None
         drafters = max(1, min(num_gpus - targets, packs_per_step))

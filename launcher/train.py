@@ -12,7 +12,7 @@ from dfl_mp.errors import ConfigError, WorkerFailed
 from dfl_mp.inputs import find_file, find_target
 from dfl_mp.log import read_lines
 from dfl_mp.specs import Prepared
-from launcher import compose, lasting, machine, memory, summary
+from launcher import compose, cost, lasting, machine, memory, summary
 from launcher.crew import MODULES
 from launcher.detach import Report
 from launcher.plan import Plan, plan
@@ -40,7 +40,7 @@ def main(
     try:
         config = load(overrides)
         _find_files(config)
-        placed = plan(config.cluster, machine.look(), config.train.packs_per_step)
+        placed = plan(config.cluster, machine.look(), config.train.packs_per_step, cost.of(config))
         config = with_dtypes(config, gpu=placed.workers[0].gpu is not None)
         if placed.workers[0].gpu is not None:
             os.environ.update(compiling.environment(os.environ, config.cluster.compile_cache, placed.compile_threads))
