@@ -54,7 +54,7 @@ def child(options: argparse.Namespace, name: str) -> None:
         startup.mark("compile")
     queries = options.anchors * step.spec.block_size
     dense = proof.dense_bytes(options.rows, step.spec.num_attention_heads, queries, options.tokens + queries)
-    seen = proof.look(lambda: step.accumulate(features, pack, 0), compiled_graphs(), dense)
+    seen = proof.look(lambda: step.accumulate(features, pack, 0), step.attention, compiled_graphs(), dense)
     startup.mark("proof")
     found = {"leads": leads, "ready_s": round(process_age_s(), 2), **startup.seconds, "compiled": log.stages()}
     found |= {"proof_says": str(seen), "fell_back": proof.fallback_reason(seen, step.spec.num_layers)}

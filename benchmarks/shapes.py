@@ -51,7 +51,9 @@ def drafter_spec(size: str, num_layers: int = 5, block_size: int = 16, num_featu
     )
 
 
-def random_step(size: str, device: torch.device, dtype: str = "bfloat16", num_steps: int = 1000) -> TrainStep:
+def random_step(
+    size: str, device: torch.device, dtype: str = "bfloat16", attention: str = "auto", memory_budget: float = 0.8
+) -> TrainStep:
     """A train step with random weights and random frozen ends; one pack a step."""
     spec, generator = drafter_spec(size), torch.Generator(device).manual_seed(0)
     shape = (VOCAB[size], spec.hidden_size)
@@ -60,7 +62,7 @@ def random_step(size: str, device: torch.device, dtype: str = "bfloat16", num_st
     )
     with device:
         drafter = Drafter(spec)
-    step = TrainStep(drafter, ends, StepSettings(OPTIM, LOSS, dtype, "auto", 1, num_steps))
+    step = TrainStep(drafter, ends, StepSettings(OPTIM, LOSS, dtype, attention, 1, 1000, memory_budget))
     step.reset(0)
     return step
 

@@ -71,7 +71,9 @@ class DrafterConfig(Section):
     """Sliding layers only: causal inside the block; None: true, as the public readers do."""
     dtype: DType
     """Compute dtype; weights and moments are float32, or float64 when this is float64."""
-    attention: Literal["auto", "dense", "flex"]
+    attention: Literal["auto", "dense", "flex", "flash"]
+    activation_memory_budget: Annotated[float, Field(ge=0.0, le=1.0)]
+    """1 keeps all that the backward needs, less computes some of it again (gradient checkpointing); compiled steps."""
 
 
 class DataConfig(Section):

@@ -14,6 +14,7 @@ from transformers import Qwen3Config
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from dfl_mp.errors import ConfigError
+from dfl_mp.model.flash import FlashMask, flash_attention
 from dfl_mp.specs import DrafterSpec
 
 CosSin = tuple[Tensor, Tensor]
@@ -74,14 +75,16 @@ def rotate(x_BATD: Tensor, cos_sin: CosSin) -> Tensor:
     return (x_BATD * cos + torch.cat((-second, first), dim=-1) * sin).to(x_BATD.dtype)
 
 
-def attend(q_BAMD: Tensor, k_BGTD: Tensor, v_BGTD: Tensor, mask: Tensor | BlockMask | None) -> Tensor:
+def attend(q_BAMD: Tensor, k_BGTD: Tensor, v_BGTD: Tensor, mask: Tensor | BlockMask | FlashMask | None) -> Tensor:
     """Grouped-query attention at scale D^-0.5 → [B, A, M, D]; a query that sees no key gives exact zeros.
 
     A bool tensor [B, 1, M, T] (true = seen) or None goes to scaled_dot_product_attention, a BlockMask to
-    flex_attention, which is only fast inside a compiled caller on CUDA.
+    flex_attention, which is only fast inside a compiled caller on CUDA, a FlashMask to FlashAttention-4.
     """
     grouped = q_BAMD.shape[1] != k_BGTD.shape[1]
     scale = 1.0 / math.sqrt(q_BAMD.shape[-1])
+    if isinstance(mask, FlashMask):
+        return flash_attention(q_BAMD, k_BGTD, v_BGTD, mask, scale)
     if isinstance(mask, BlockMask):
         return flex_attention(q_BAMD, k_BGTD, v_BGTD, block_mask=mask, scale=scale, enable_gqa=grouped)
     return F.scaled_dot_product_attention(q_BAMD, k_BGTD, v_BGTD, attn_mask=mask, scale=scale, enable_gqa=grouped)

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn.attention.flex_attention import BlockMask
 
+from dfl_mp.model.flash import FlashMask
 from dfl_mp.model.shapes import Blocks, Masks, PackTensors
 from dfl_mp.specs import DrafterSpec
 
@@ -29,8 +30,8 @@ def sliding_of(spec: DrafterSpec) -> Sliding | None:
 
 
 def make_masks(pack: PackTensors, blocks: Blocks, spec: DrafterSpec, attention: str) -> Masks:
-    """Both kinds of mask, of those that the layers use; `attention` is "dense" or "flex"."""
-    build = dense_mask if attention == "dense" else block_mask
+    """Both kinds of mask, of those that the layers use; `attention` is "dense", "flex" or "flash"."""
+    build = {"dense": dense_mask, "flex": block_mask, "flash": flash_mask}[attention]
     kinds = set(spec.layer_types)
     K = spec.block_size
     return Masks(
@@ -62,7 +63,7 @@ def dense_mask(pack: PackTensors, block_size: int, sliding: Sliding | None) -> T
 class Spans(NamedTuple):
     """What each query sees, as two half-open spans of key indices: [low, high) of context, [own, end) of its block.
 
-    int32 [B, M]; both spans are empty for blocks without an anchor. Needs documents in one piece.
+    int32 [B, M]; needs documents in one piece. Blocks without an anchor see nothing.
     """
 
     low: Tensor
@@ -87,6 +88,25 @@ def query_spans(pack: PackTensors, block_size: int, sliding: Sliding | None) -> 
         end_M = S + m_M + 1 if sliding.causal else end_M
     spans = (low_BM, torch.maximum(high_BM, low_BM), own_M.expand_as(low_BM), end_M.expand_as(low_BM))
     return Spans(*((x * live_BM).to(torch.int32) for x in spans))
+
+
+def flash_mask(pack: PackTensors, block_size: int, sliding: Sliding | None) -> FlashMask:
+    """The same tiles for FlashAttention-4, which wants a key for every query: blocks without an anchor see themselves.
+
+    Such a block is zero, keys and values as well, so it stays exactly zero.
+    """
+    S = pack.document_BS.shape[1]
+    spans = query_spans(pack, block_size, sliding)
+    M = spans.low.shape[1]
+    begins_M = S + torch.arange(M, device=spans.low.device, dtype=torch.int32) // block_size * block_size
+    dead_BM = spans.end == 0
+    spans = spans._replace(
+        own=torch.where(dead_BM, begins_M, spans.own), end=torch.where(dead_BM, begins_M + block_size, spans.end)
+    )
+    some, full = _tiles(spans, S + M)
+    partial = some & ~full
+    lists = [t for tiles in (partial, full, partial.mT, full.mT) for t in _ordered(tiles)]
+    return FlashMask(torch.stack(tuple(spans), dim=-1), lists)
 
 
 def block_mask(pack: PackTensors, block_size: int, sliding: Sliding | None) -> BlockMask:

@@ -15,6 +15,8 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.attention.flex_attention import BlockMask
 
+from dfl_mp.model.flash import FlashMask
+
 
 @dataclass(frozen=True)
 class PackTensors:
@@ -88,8 +90,8 @@ class Masks(NamedTuple):
 
     live_BM: Tensor
     """bool: the block token belongs to a block with an anchor; the others stay exactly zero."""
-    full: Tensor | BlockMask | None
-    sliding: Tensor | BlockMask | None
+    full: Tensor | BlockMask | FlashMask | None
+    sliding: Tensor | BlockMask | FlashMask | None
 
 
 class LossSums(NamedTuple):

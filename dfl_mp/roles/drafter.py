@@ -88,6 +88,7 @@ class DrafterRole:
             attention=c.drafter.attention,
             packs_per_step=self.per_step,
             num_steps=p.num_steps,
+            activation_memory_budget=c.drafter.activation_memory_budget,
         )
         train = TrainStep(model, ends, settings)
         train.reset(c.train.seed)
@@ -170,7 +171,7 @@ class DrafterRole:
         new = self.compiled.new()
         if new is not None:
             say(f"{new.graphs} graphs were compiled after the warm-up: {new.reason}")
-            self.unproved = self.warm_up.attention_is_flex
+            self.unproved = self.warm_up.provable
             message = Recompiled(graphs=new.graphs, reason=new.reason[:4096], seconds=new.seconds)
             self.control.report(lambda: self.machine.outbox.append(message))
 

@@ -31,7 +31,7 @@ class WarmUp:
 
     def __init__(self, job: Job, train: TrainStep, tally: Tally, startup: Startup) -> None:
         self._job, self._train, self._tally, self._startup = job, train, tally, startup
-        self.attention_is_flex = train.attention == "flex" and train.device.type == "cuda"
+        self.provable = train.attention in proof.KERNELS
 
     def run(self, pack: Pack) -> None:
         """Raises FellBack when attention is not the compiled kernel that it should be."""
@@ -47,7 +47,7 @@ class WarmUp:
             with self._tally.doing("compiling"):
                 self._train.warm_up(features, tensors)
                 self._startup.mark("compile")
-        if self.attention_is_flex:
+        if self.provable:
             with self._tally.doing("compiling", "looks at its kernels"):
                 say(f"attention is proved: {self.prove(partial(self._step, features, tensors), tensors)}")
                 self._startup.mark("proof")
@@ -58,7 +58,7 @@ class WarmUp:
         rows, S = tensors.tokens_BS.shape
         queries = tensors.anchor_BN.shape[1] * spec.block_size
         dense = proof.dense_bytes(rows, spec.num_attention_heads, queries, S + queries)
-        seen = proof.look(step, compiled_graphs(), dense)
+        seen = proof.look(step, self._train.attention, compiled_graphs(), dense)
         reason = proof.fallback_reason(seen, spec.num_layers)
         if reason is not None:
             raise proof.FellBack(f"attention is not the compiled block-sparse kernel: {reason}")

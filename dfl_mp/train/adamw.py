@@ -11,13 +11,13 @@ from torch import Tensor
 from dfl_mp.config import OptimConfig
 
 
-def adamw_(state: tuple[Tensor, Tensor, Tensor], gradient: Tensor, optim: OptimConfig, now: Tensor) -> None:
+def adamw_(state: tuple[Tensor, ...], gradient: Tensor, optim: OptimConfig, now: Tensor) -> None:
     """Move weights and moments [P] in place; `gradient` is only read.
 
-    `state` is (weights, first moment, second moment); `now` [4] is `step_scalars`, so that no number of the step is
-    compiled in.
+    `state` is (weights, first moment, second moment), and a copy of the weights in another dtype if there is one;
+    `now` [4] is `step_scalars`, so that no number of the step is compiled in.
     """
-    _update(state[0].device.type)(*state, gradient, now, (optim.beta1, optim.beta2, optim.eps))
+    _update(gradient.device.type)(state, gradient, now, (optim.beta1, optim.beta2, optim.eps))
 
 
 def step_scalars(optim: OptimConfig, lr: float, weight_decay: float, scale: float, updates: int) -> list[float]:
@@ -29,15 +29,16 @@ def step_scalars(optim: OptimConfig, lr: float, weight_decay: float, scale: floa
     return [scale, lr / first, 1.0 - lr * weight_decay, second**0.5]
 
 
-def _update_(
-    weight_P: Tensor, first_P: Tensor, second_P: Tensor, gradient_P: Tensor, now_4: Tensor, constants: tuple
-) -> None:
+def _update_(state: tuple[Tensor, ...], gradient_P: Tensor, now_4: Tensor, constants: tuple[float, ...]) -> None:
+    weight_P, first_P, second_P, *copies = state
     beta1, beta2, eps = constants
     scale, size, keep, root = now_4.unbind()
     g_P = gradient_P * scale
     first_P.lerp_(g_P, 1.0 - beta1)
     second_P.mul_(beta2).addcmul_(g_P, g_P, value=1.0 - beta2)
     weight_P.mul_(keep).sub_(first_P / (second_P.sqrt() / root + eps) * size)
+    for copy_P in copies:
+        copy_P.copy_(weight_P)
 
 
 @cache

@@ -36,7 +36,8 @@ class FlatParameters:
         like = named[0][1].detach()
         self.master = like.new_empty(self.num_parameters)
         self.working = self.master[: self.num_matrix]
-        if compute != like.dtype:
+        self.has_copy = compute != like.dtype
+        if self.has_copy:
             self.working = self.working.new_empty(self.num_matrix, dtype=compute)
         self.vector = like.new_zeros(self.num_parameters + STATISTICS + packs_per_step)
         self.gradient = self.vector[: self.num_parameters]
@@ -66,7 +67,7 @@ class FlatParameters:
 
     def refresh(self) -> None:
         """To be called when `master` has changed: the products read a copy of it."""
-        if self.working.dtype != self.master.dtype:
+        if self.has_copy:
             self.working.copy_(self.master[: self.num_matrix])
 
     def parts(self, vector: Tensor) -> tuple[Tensor, Tensor]:

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 
 import torch
 
-KERNEL = "flex_attention"
-"""In the name of the kernel that Inductor makes of it."""
+KERNELS = {"flex": "flex_attention", "flash": "flash"}
+"""In the names of the kernels that Inductor makes of flex_attention, and of those of FlashAttention-4."""
 
 
 class FellBack(RuntimeError):
@@ -27,8 +27,8 @@ class Evidence:
     """Compiled in this process."""
     kernels: int
     """Launches that the profiler listed; 0 where it may not look."""
-    flex_kernels: int
-    """Those of them with `flex_attention` in their name."""
+    attention_kernels: int
+    """Those of them that are the attention wanted."""
     peak_bytes: int
     """By which memory grew at most."""
     dense_bytes: int
@@ -36,7 +36,7 @@ class Evidence:
 
     def __str__(self) -> str:
         return (
-            f"{self.flex_kernels} of {self.kernels} kernels are {KERNEL}; memory grew by "
+            f"{self.attention_kernels} of {self.kernels} kernels are block-sparse attention; memory grew by "
             f"{self.peak_bytes / 1e9:.2f} GB, all scores of a layer take {self.dense_bytes / 1e9:.2f} GB"
         )
 
@@ -49,8 +49,8 @@ def fallback_reason(seen: Evidence, num_layers: int) -> str | None:
     """
     if seen.graphs == 0:
         return "nothing was compiled; TORCHDYNAMO_DISABLE or TORCH_COMPILE_DISABLE may be set"
-    if seen.kernels and seen.flex_kernels < num_layers:
-        return f"{num_layers} layers should each have run a compiled {KERNEL} kernel: {seen}"
+    if seen.kernels and seen.attention_kernels < num_layers:
+        return f"{num_layers} layers should each have run a block-sparse attention kernel: {seen}"
     return None
 
 
@@ -59,8 +59,11 @@ def dense_bytes(rows: int, heads: int, queries: int, keys: int) -> int:
     return 4 * rows * heads * queries * keys
 
 
-def look(step: Callable[[], None], graphs: int, dense: int) -> Evidence:
-    """Run the step on the current CUDA device under the profiler, a second or so more than it takes."""
+def look(step: Callable[[], None], attention: str, graphs: int, dense: int) -> Evidence:
+    """Run the step on the current CUDA device under the profiler, a second or so more than it takes.
+
+    `attention` is "flex" or "flash".
+    """
     torch.cuda.synchronize()
     torch.cuda.reset_peak_memory_stats()
     before = torch.cuda.memory_allocated()
@@ -68,6 +71,6 @@ def look(step: Callable[[], None], graphs: int, dense: int) -> Evidence:
         step()
         torch.cuda.synchronize()
     kernels = [event for event in profile.key_averages() if event.self_device_time_total > 0]
-    flex = sum(event.count for event in kernels if KERNEL in event.key)
+    wanted = sum(event.count for event in kernels if KERNELS[attention] in event.key)
     grown = torch.cuda.max_memory_allocated() - before
-    return Evidence(graphs, sum(event.count for event in kernels), flex, grown, dense)
+    return Evidence(graphs, sum(event.count for event in kernels), wanted, grown, dense)

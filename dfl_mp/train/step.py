@@ -11,12 +11,14 @@ from typing import Any
 
 import torch
 import torch._dynamo.utils
+import torch._functorch.config
 from torch import Tensor
 
 from dfl_mp.config import LossConfig, OptimConfig
 from dfl_mp.errors import CheckpointError, ConfigError
 from dfl_mp.model.blocks import default_gamma, make_blocks
 from dfl_mp.model.drafter import Drafter, initial_weights_
+from dfl_mp.model.flash import flash_reason
 from dfl_mp.model.loss import weighted_cross_entropy
 from dfl_mp.model.mask import make_masks
 from dfl_mp.model.shapes import FrozenEnds, LossSums, PackTensors
@@ -35,19 +37,26 @@ class StepSettings:
     dtype: str
     """Compute dtype: "bfloat16" (float32 masters, moments and gradients), "float32" or "float64"."""
     attention: str
-    """"auto", "dense" or "flex"."""
+    """"auto", "dense", "flex" or "flash"."""
     packs_per_step: int
     num_steps: int
+    activation_memory_budget: float = 1.0
+    """Share of the forward's results kept for the backward where the step is compiled; the rest is computed again."""
 
 
-def choose_attention(attention: str, dtype: str, device: torch.device) -> str:
-    """For "auto" flex on CUDA (it has no float64), else dense. Raises ConfigError for flex where it cannot run."""
-    able = device.type == "cuda" and dtype != "float64"
-    if attention == "flex" and not able:
+def choose_attention(attention: str, dtype: str, device: torch.device, head_dim: int) -> str:
+    """For "auto" flash or flex on CUDA (not in float64), else dense. Raises ConfigError for what cannot run here."""
+    without_flash = flash_reason(device, getattr(torch, dtype), head_dim)
+    flex = device.type == "cuda" and dtype != "float64"
+    if attention == "flash" and without_flash:
+        raise ConfigError(f"drafter.attention: flash cannot be used here: {without_flash}")
+    if attention == "flex" and not flex:
         raise ConfigError(
             f"drafter.attention: flex needs a CUDA device and a dtype below float64 (got {device}, {dtype})"
         )
-    return attention if attention != "auto" else ("flex" if able else "dense")
+    if attention != "auto":
+        return attention
+    return "flash" if without_flash is None else "flex" if flex else "dense"
 
 
 def compiled_graphs() -> int:
@@ -66,7 +75,7 @@ class TrainStep:
         self.spec, self.settings = drafter.spec, settings
         self.device = drafter.fc.weight.device
         self.compute = getattr(torch, settings.dtype)
-        self.attention = choose_attention(settings.attention, settings.dtype, self.device)
+        self.attention = choose_attention(settings.attention, settings.dtype, self.device, drafter.spec.head_dim)
         self.gamma = settings.loss.gamma or default_gamma(drafter.spec.block_size)
         self.drafter = drafter.to(torch.float64 if settings.dtype == "float64" else torch.float32)
         self.ends = ends.to(self.compute, self.device)
@@ -77,6 +86,7 @@ class TrainStep:
         self.counters = torch.zeros(3, dtype=torch.float32, device=self.device)
         self._forward = drafter.forward
         if self.device.type == "cuda":
+            torch._functorch.config.activation_memory_budget = settings.activation_memory_budget
             self._forward = torch.compile(drafter.forward, dynamic=False, fullgraph=True)
 
     @property
@@ -153,10 +163,11 @@ class TrainStep:
         """AdamW with weight decay for the matrices, without it for the norms."""
         f = self.flat
         now = torch.tensor((scalars, [*scalars[:2], 1.0, scalars[3]]), dtype=f.master.dtype, device=self.device)
-        state = zip(*(f.parts(x) for x in (f.master, self.exp_avg, self.exp_avg_sq)), strict=True)
-        for tensors, gradient, row in zip(state, f.parts(reduced_vector), now, strict=True):
+        matrices, norms = zip(*(f.parts(x) for x in (f.master, self.exp_avg, self.exp_avg_sq)), strict=True)
+        if f.has_copy:
+            matrices = (*matrices, f.working)
+        for tensors, gradient, row in zip((matrices, norms), f.parts(reduced_vector), now, strict=True):
             adamw_(tensors, gradient, self.settings.optim, row)
-        f.refresh()
 
     @torch.no_grad()
     def reset(self, seed: int) -> None:

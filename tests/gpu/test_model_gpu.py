@@ -6,7 +6,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from dfl_mp.model.flash import flash_reason
 from dfl_mp.model.shapes import FrozenEnds, PackTensors
+from dfl_mp.specs import DrafterSpec
 from dfl_mp.train.step import StepSettings, TrainStep
 from tests.unit.model_cases import DFLASH, DPACE, make_drafter, make_optim, make_pack, make_spec
 
@@ -24,10 +26,10 @@ SPEC = make_spec(
 )
 
 
-def make_step(dtype: str, attention: str, loss: object = DFLASH) -> TrainStep:
+def make_step(dtype: str, attention: str, loss: object = DFLASH, spec: DrafterSpec = SPEC) -> TrainStep:
     g = torch.Generator().manual_seed(0)
     ends = FrozenEnds(*(torch.randn(V, H, generator=g) for _ in range(2)), final_logit_softcapping=20.0)
-    drafter = make_drafter(SPEC)
+    drafter = make_drafter(spec)
     with torch.no_grad():
         for p in drafter.parameters():
             p.div_(5 if p.ndim > 1 else 1)
@@ -80,6 +82,21 @@ def test_a_second_pack_neither_recompiles_nor_waits(attention: str) -> None:
 @pytest.mark.parametrize("attention", ["flex", "dense"])
 def test_a_pack_without_anchors_adds_exact_zeros(attention: str) -> None:
     step = make_step("bfloat16", attention)
+    features, pack = make_inputs(3)
+    pack.anchor_BN.fill_(-1)
+    step.accumulate(features, pack, 0)
+    assert not step.flat.gradient.any()
+
+
+@pytest.mark.parametrize("head_dim", [64, 128])
+def test_flash_follows_float64_and_leaves_blocks_without_an_anchor_zero(head_dim: int) -> None:
+    if reason := flash_reason(torch.device("cuda"), torch.bfloat16, head_dim):
+        pytest.skip(reason)
+    spec = SPEC.model_copy(update={"head_dim": head_dim})
+    exact = gradient(make_step("float64", "dense", DFLASH, spec), 1)
+    step = make_step("bfloat16", "flash", DFLASH, spec)
+    assert float((gradient(step, 1) - exact).norm() / exact.norm()) < 0.1
+    step.discard()
     features, pack = make_inputs(3)
     pack.anchor_BN.fill_(-1)
     step.accumulate(features, pack, 0)

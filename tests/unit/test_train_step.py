@@ -269,9 +269,9 @@ def test_an_empty_step_has_no_loss() -> None:
 
 def test_attention_is_chosen_by_device() -> None:
     cpu, cuda = torch.device("cpu"), torch.device("cuda")
-    assert choose_attention("auto", "float32", cpu) == "dense"
-    assert choose_attention("auto", "bfloat16", cuda) == "flex"
-    assert choose_attention("auto", "float64", cuda) == "dense"
-    assert choose_attention("dense", "bfloat16", cuda) == "dense"
+    assert choose_attention("auto", "float32", cpu, 16) == "dense"
+    assert choose_attention("auto", "bfloat16", cuda, 16) == "flex"
+    assert choose_attention("auto", "float64", cuda, 16) == "dense"
+    assert choose_attention("dense", "bfloat16", cuda, 16) == "dense"
     with pytest.raises(ConfigError, match=r"drafter\.attention"):
-        choose_attention("flex", "float32", cpu)
+        choose_attention("flex", "float32", cpu, 16)

@@ -16,7 +16,7 @@ from dfl_mp.train.clock import DeviceClock, Spent
 from dfl_mp.train.compiled import CompileLog, forbid_recompiles
 from dfl_mp.train.proof import Evidence, dense_bytes, fallback_reason
 
-GOOD = Evidence(graphs=4, kernels=900, flex_kernels=10, peak_bytes=10**9, dense_bytes=13 * 10**9)
+GOOD = Evidence(graphs=4, kernels=900, attention_kernels=10, peak_bytes=10**9, dense_bytes=13 * 10**9)
 
 
 @pytest.fixture
@@ -31,9 +31,9 @@ def dynamo() -> Iterator[None]:
     ("seen", "named"),
     [
         (GOOD, None),
-        (replace(GOOD, flex_kernels=5), None),
+        (replace(GOOD, attention_kernels=5), None),
         (Evidence(4, 0, 0, 10**9, 10**9), None),
-        (Evidence(4, 900, 0, 14 * 10**9, 13 * 10**9), "0 of 900 kernels are flex_attention"),
+        (Evidence(4, 900, 0, 14 * 10**9, 13 * 10**9), "0 of 900 kernels are block-sparse"),
         (Evidence(4, 900, 4, 10**9, 13 * 10**9), "5 layers"),
         (Evidence(0, 900, 10, 10**9, 10**9), "TORCHDYNAMO_DISABLE"),
         (Evidence(0, 0, 0, 10**9, 10**9), "nothing was compiled"),
