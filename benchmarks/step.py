@@ -14,6 +14,7 @@ import gc
 import statistics
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -55,7 +56,10 @@ def kernels(work: Work, most: int = 40) -> list[tuple[str, float, int]]:
 
 
 def measure(accumulate: Callable[[int], Any], apply: Callable[[int], Any], steps: int) -> dict[str, Any]:
-    """Medians over the steps after two; the first, which compiles, is timed apart."""
+    """Medians over the steps after two, each waited for; the first, which compiles, is timed apart.
+
+    `running_ms` is a step's share of as many steps in a row, without a wait that is not the step's own.
+    """
     began = time.monotonic()
     accumulate(0), apply(0)
     torch.cuda.synchronize()
@@ -65,19 +69,28 @@ def measure(accumulate: Callable[[int], Any], apply: Callable[[int], Any], steps
     for i in range(1, steps + 1):
         passes.append(timed(lambda i=i: accumulate(i)))
         updates.append(timed(lambda i=i: apply(i)))
+    torch.cuda.synchronize()
+    began = time.monotonic()
+    for i in range(steps):
+        accumulate(i), apply(steps + 1 + i)
+    torch.cuda.synchronize()
+    running = (time.monotonic() - began) / steps
     both = [statistics.median(times[2:]) * 1e3 for times in (passes, updates)]
     return {
         "forward_backward_ms": round(both[0], 1),
         "optimizer_ms": round(both[1], 1),
         "step_ms": round(sum(both), 1),
+        "running_ms": round(running * 1e3, 1),
         "peak_gb": round(torch.cuda.max_memory_allocated() / 1e9, 2),
         "first_step_s": round(cold, 1),
         "recompiles": compiled_graphs() - graphs,
     }
 
 
-def own(size: str, packs: list[PackTensors], features: torch.Tensor, options: argparse.Namespace) -> dict[str, Any]:
-    step = random_step(size, features.device)
+def own(
+    size: str, packs: list[PackTensors], features: torch.Tensor, options: argparse.Namespace, attention: str = "auto"
+) -> dict[str, Any]:
+    step = random_step(size, features.device, attention=attention, memory_budget=options.memory_budget)
     losses: list[float] = []
 
     def apply(i: int) -> None:
@@ -88,9 +101,13 @@ def own(size: str, packs: list[PackTensors], features: torch.Tensor, options: ar
 
     found = measure(accumulate, apply, options.steps)
     useful = useful_flop(step.spec, packs[0], VOCAB[size]) / found["forward_backward_ms"] / 1e9
-    found |= {"useful_tflops": round(useful, 1), "loss": [round(losses[0], 3), round(losses[-1], 3)]}
+    found |= {
+        "attention": step.attention,
+        "useful_tflops": round(useful, 1),
+        "loss": [round(losses[0], 3), round(losses[-1], 3)],
+    }
     if options.profile:
-        found["kernels"] = kernels(lambda: (accumulate(0), apply(options.steps + 1)))
+        found["kernels"] = kernels(lambda: (accumulate(0), apply(2 * options.steps + 1)))
     return found
 
 
@@ -117,7 +134,11 @@ def run_case(case: str, options: argparse.Namespace) -> dict[str, Any]:
     ]
     found: dict[str, Any] = dict(zip(FIELDS, (rows, tokens, anchors), strict=True))
     found |= {"size": options.size, "documents_per_row": options.documents, "steps": options.steps}
-    sides = {"own": own} | ({"specforge": specforge} if options.specforge else {})
+    sides: dict[str, Callable[..., dict[str, Any]]] = {"own": own}
+    if options.flex_too:
+        sides["own_flex"] = partial(own, attention="flex")
+    if options.specforge:
+        sides["specforge"] = specforge
     for name, side in sides.items():
         try:
             found[name] = side(options.size, packs, features, options)
@@ -127,7 +148,9 @@ def run_case(case: str, options: argparse.Namespace) -> dict[str, Any]:
         torch.cuda.empty_cache()
         print(case, name, {k: v for k, v in found[name].items() if k != "kernels"}, flush=True)
     if "step_ms" in found.get("specforge", {}) and "step_ms" in found["own"]:
-        found["ratio_to_specforge"] = round(found["own"]["step_ms"] / found["specforge"]["step_ms"], 3)
+        for name in ("step_ms", "running_ms", "peak_gb"):
+            found[f"ratio_{name}"] = round(found["own"][name] / found["specforge"][name], 3)
+        found["ratio_to_specforge"] = found["ratio_step_ms"]
     return found
 
 
@@ -144,6 +167,8 @@ def main() -> None:
     parser.add_argument("--documents", type=int, default=1, help="documents in a row")
     parser.add_argument("--steps", type=int, default=20)
     parser.add_argument("--specforge", action="store_true", help="measure SpecForge beside")
+    parser.add_argument("--flex-too", action="store_true", help="measure flex_attention beside FlashAttention-4")
+    parser.add_argument("--memory-budget", type=float, default=0.8, help="drafter.activation_memory_budget")
     parser.add_argument("--profile", action="store_true", help="keep each case's longest kernels")
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
