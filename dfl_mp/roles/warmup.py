@@ -71,4 +71,12 @@ class WarmUp:
     def _key(self, tensors: PackTensors) -> str:
         c = self._job.config
         shapes = [tuple(tensor.shape) for tensor in (tensors.tokens_BS, tensors.anchor_BN)]
-        return code_key("drafter", shapes, c.drafter, c.train.loss, c.target.dtype, self._job.prepared.drafter)
+        return code_key(
+            "drafter",
+            self._train.attention,
+            shapes,
+            c.drafter,
+            c.train.loss,
+            c.target.dtype,
+            self._job.prepared.drafter,
+        )
