@@ -4,7 +4,7 @@ PY := .venv/bin/python
 ARGS ?=
 ORDERS := status kill restart remove add-drafter checkpoint stop
 
-.PHONY: help train attach resume $(ORDERS) test check conformance
+.PHONY: help train attach resume $(ORDERS) test bench check conformance
 
 help:
 	@echo 'make train ARGS="..."   train a drafter; without ARGS the quickstart, minutes on a laptop without a GPU'
@@ -16,6 +16,7 @@ help:
 	@echo 'make test-gpu           tests that need a GPU; some need two'
 	@echo 'make chaos              20,000 random schedules of deaths against the protocol, then 200 kills of real processes;'
 	@echo '                        about an hour; ARGS="--seed 7 --kills 40" for the second part'
+	@echo 'make bench              measure what this machine allows, at most half an hour; results in benchmarks/results/'
 	@echo 'make check              format, lint, types and tests, as CI runs them'
 	@echo 'make conformance        the exported folder in the public dflash reader'
 	@echo 'make train ARGS=--help  experiments and overrides, e.g. ARGS="optim.lr=1e-4 cluster.drafters=2"'
@@ -42,6 +43,12 @@ test-gpu: $(if $(findstring .venv,$(PY)),.venv/ready)
 chaos: .venv/ready
 	@$(PY) -m tests.protocol_harness --schedules 20000 --seconds 1800 --min-faults 3
 	@$(PY) -m tests.chaos --kills 200 $(ARGS)
+
+# The picture needs matplotlib; where it cannot be installed the measurements go on without it.
+bench: $(if $(findstring .venv,$(PY)),.venv/ready)
+	@$(PY) -c "import matplotlib" 2>/dev/null || \
+	  $(PY) -m pip install --quiet --disable-pip-version-check --retries 0 -c constraints.txt -e ".[bench]" || true
+	@$(PY) -m benchmarks.suite $(ARGS)
 
 check: .venv/ready
 	@$(PY) -m ruff format --check .

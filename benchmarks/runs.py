@@ -13,7 +13,7 @@ from typing import Any
 from benchmarks.busy import tokens_per_s, waiting
 from benchmarks.chats import write_chats
 from benchmarks.dummy_target import write
-from benchmarks.machine_watch import watching
+from benchmarks.machine_watch import MachineWatch, watching
 from benchmarks.replay_target import MODULE as REPLAY
 from benchmarks.watched_run import RunFailed, WatchedRun
 
@@ -83,7 +83,7 @@ def measured(
     overrides: list[str],
     limits: Limits,
     replay: bool = False,
-    then: Callable[[WatchedRun], dict[str, Any]] | None = None,
+    then: Callable[[WatchedRun, MachineWatch], dict[str, Any]] | None = None,
 ) -> dict[str, Any]:
     """Start it, measure it, end it: rates, busy shares, seconds to the first step, memory. Never raises RunFailed:
     what it says is `error`. `then` goes on with the living run, and what it finds is added."""
@@ -100,7 +100,7 @@ def measured(
             run.measure(SKIP, limits.steps, limits.seconds)
             found |= figures(run, since) | watch.found(since)
             if then is not None:
-                found |= then(run)
+                found |= then(run, watch)
         except RunFailed as error:
             found["error"] = str(error)
             found |= watch.found()

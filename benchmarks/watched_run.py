@@ -28,6 +28,7 @@ from launcher.compose import REPO
 POLL_S = 0.05
 ASK_EVERY_S = 0.25
 GONE_WITHIN_S = 15.0
+PATIENCE_S = 120.0
 OURS = ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR")
 """Not inherited: `cluster.compile_cache` decides which cache a run has."""
 
@@ -52,6 +53,10 @@ class WatchedRun:
                 command, stdout=out, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL, env=environment
             )
         self.first_step_s: float | None = None
+        self.curve: list[tuple[float, int]] = []
+        """(seconds, steps committed), one entry whenever they have changed."""
+        self.kills: dict[float, str] = {}
+        """When on that clock, and who: `benchmarks.kills.kill` takes a run like this one."""
         self.seen = Seen()
         self._over = threading.Event()
         self._asker = threading.Thread(target=self._ask, daemon=True)
@@ -75,13 +80,15 @@ class WatchedRun:
         steps = path.read_bytes().count(b"\n") if path.exists() else 0
         if steps and self.first_step_s is None:
             self.first_step_s = round(time.monotonic() - self.began, 2)
+        if not self.curve or steps != self.curve[-1][1]:
+            self.curve.append((round(time.monotonic() - self.began, 3), steps))
         return steps
 
     def events(self, event: str | None = None) -> list[dict[str, Any]]:
         found = read_lines(self.folder / "events.jsonl")
         return [e for e in found if event in (None, e["event"])]
 
-    def wait(self, condition: Callable[[], object], what: str, within: float) -> float:
+    def wait(self, condition: Callable[[], object], what: str, within: float = PATIENCE_S) -> float:
         """Seconds until the condition holds. Raises RunFailed when the run ends or the time is over."""
         began = time.monotonic()
         while not condition():
@@ -89,6 +96,7 @@ class WatchedRun:
                 raise RunFailed(f"{what}: the run ended with code {self.process.returncode}; {self.tail()}")
             if time.monotonic() - began > within:
                 raise RunFailed(f"{what}: not within {within:.0f} s; {self.tail()}")
+            self.steps()
             time.sleep(POLL_S)
         return time.monotonic() - began
 

@@ -1,0 +1,131 @@
+"""Draw `docs/performance.png` from the newest result files; a panel for each benchmark that has one.
+
+    python -m benchmarks.plot [--results benchmarks/results] [--out docs/performance.png]
+
+Needs matplotlib (`pip install -e ".[bench]"`); without it, it says so and draws nothing.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from benchmarks.results_file import FOLDER, newest
+from launcher.compose import REPO
+
+OURS, OTHERS, PALE = "#1f5fa8", "#b8b8b8", "#7fb0de"
+Result = dict[str, Any]
+
+
+def step_panel(axes: Any, result: Result) -> bool:
+    """A pack's forward, backward and optimizer step: ours, and SpecForge's where it was measured."""
+    cases = [c for c in result.get("cases", []) if "step_ms" in c.get("own", {})]
+    if not cases:
+        return False
+    at = range(len(cases))
+    axes.bar([i - 0.2 for i in at], [c.get("specforge", {}).get("step_ms", 0) for c in cases], 0.4, color=OTHERS)
+    axes.bar([i + 0.2 for i in at], [c["own"]["step_ms"] for c in cases], 0.4, color=OURS)
+    axes.set_xticks(list(at), [f"{c['rows']} × {c['tokens']}" for c in cases])
+    axes.legend(["SpecForge", "dfl-mp"], frameon=False)
+    axes.set(title="training step of a pack", ylabel="ms", xlabel="rows × tokens")
+    return True
+
+
+def target_panel(axes: Any, result: Result) -> bool:
+    found = {n: v["packed_tokens_per_s"] / 1e3 for n, v in result.get("variants", {}).items() if "packed_ms" in v}
+    axes.bar(list(found), list(found.values()), color=[OTHERS if name == "plain" else OURS for name in found])
+    axes.tick_params(axis="x", labelrotation=20)
+    axes.set(title="target, packed rows", ylabel="1000 tokens/s")
+    return bool(found)
+
+
+def handoff_panel(axes: Any, result: Result) -> bool:
+    sizes = [s for s in result.get("sizes", []) if "plain" in s and "pipelined" in s]
+    for way, color in (("plain", OTHERS), ("pipelined", OURS), ("intake", PALE)):
+        axes.plot([s["mb"] for s in sizes], [s.get(way) for s in sizes], "o-", color=color, label=way)
+    axes.set(title="hand-off by slot size", ylabel="GB/s", xlabel="MB", xscale="log", ylim=(0, None))
+    axes.legend(frameon=False)
+    return bool(sizes)
+
+
+def end_to_end_panel(axes: Any, result: Result) -> bool:
+    names = {"drafter_busy": "drafter busy,\nfast target", "target_busy": "target busy,\nslow target"}
+    found = {text: result[key] * 100 for key, text in names.items() if key in result}
+    if "two_drafters_speedup" in result:
+        found["two drafters,\nof twice one"] = result["two_drafters_speedup"] * 50
+    axes.bar(list(found), list(found.values()), color=OURS)
+    axes.set(title="whole runs", ylabel="%", ylim=(0, 105))
+    return bool(found)
+
+
+def starts_panel(axes: Any, result: Result) -> bool:
+    found = {name: result[f"{name}_first_step_s"] for name in ("cold", "warm") if f"{name}_first_step_s" in result}
+    axes.bar(list(found), list(found.values()), color=[PALE, OURS][: len(found)])
+    axes.set(title="first optimizer step after `make train`", ylabel="s", xlabel="cache of compiled code")
+    return bool(found)
+
+
+def scaling_panel(axes: Any, result: Result) -> bool:
+    """Rate over the number of drafters, features replayed."""
+    found = {int(n): f["tokens_per_s"] / 1e3 for n, f in result.get("scaling", {}).items() if "tokens_per_s" in f}
+    if 1 in found:
+        axes.plot(list(found), [n * found[1] for n in found], "--", color=OTHERS, label="linear")
+    axes.plot(list(found), list(found.values()), "o-", color=OURS, label="measured")
+    axes.set(title="drafters, features replayed", ylabel="1000 tokens/s", ylim=(0, None))
+    axes.legend(frameon=False)
+    return len(found) > 1
+
+
+PANELS: tuple[tuple[str, Callable[[Any, Result], bool]], ...] = (
+    ("step", step_panel),
+    ("target", target_panel),
+    ("handoff", handoff_panel),
+    ("end_to_end", end_to_end_panel),
+    ("end_to_end", starts_panel),
+    ("node", scaling_panel),
+)
+
+
+def draw(results: Path, out: Path) -> list[str]:
+    """Draw the panels that there are results for; returns which. Raises ImportError without matplotlib."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    figure, grid = pyplot.subplots(2, 3, figsize=(13, 7.5), layout="constrained")
+    drawn = []
+    for axes, (name, panel) in zip(grid.flat, PANELS, strict=True):
+        result = newest(name, folder=results)
+        if result is not None and panel(axes, result):
+            drawn.append(panel.__name__.removesuffix("_panel"))
+            machine = result.get("machine", {})
+            where = machine.get("gpu", "CPU") if isinstance(machine, dict) else str(machine)
+            axes.annotate(
+                f"{where}, {result.get('date')}", (0, -0.28), xycoords="axes fraction", fontsize=7, color="gray"
+            )
+        else:
+            figure.delaxes(axes)
+    if drawn:
+        figure.savefig(out, dpi=110, metadata={"Software": None})
+    pyplot.close(figure)
+    return drawn
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--results", type=Path, default=FOLDER)
+    parser.add_argument("--out", type=Path, default=REPO / "docs" / "performance.png")
+    options = parser.parse_args(arguments)
+    try:
+        drawn = draw(options.results, options.out)
+    except ImportError:
+        print('no picture: matplotlib is not installed; pip install -e ".[bench]"', flush=True)
+        return
+    print(f"{options.out}: {', '.join(drawn)}" if drawn else "no picture: no results to draw", flush=True)
+
+
+if __name__ == "__main__":
+    main()
