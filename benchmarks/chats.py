@@ -14,17 +14,19 @@ _TEXT = (
     "error if there is nothing to read or the file cannot be opened for writing by this process at the given time"
 )
 WORDS = _TEXT.split(" ")
+SHARES = (0.01, 0.02, 0.02, 0.05, 0.1, 0.2, 0.4, 0.8)
+"""Of a row that a conversation takes."""
 CHARS_PER_TOKEN = 4.0
 """Of these words in the small tokenizer that ships with dfl-mp, about; only the mean length depends on it."""
 
 
-def write_chats(path: Path, row_tokens: int, num_rows: int = 48, seed: int = 0) -> Path:
+def write_chats(path: Path, row_tokens: int, num_rows: int = 128, seed: int = 0) -> Path:
     """Some `num_rows` rows of `row_tokens` tokens as JSONL; runs that are longer go over them again."""
     rng = random.Random(seed)
     left = num_rows * row_tokens
     with path.open("w") as file:
         while left > 0:
-            tokens = max(8, int(row_tokens * rng.choice((0.02, 0.05, 0.1, 0.2, 0.4, 0.8))))
+            tokens = max(8, int(row_tokens * rng.choice(SHARES)))
             answer, length = [], 0.0
             while length < tokens * CHARS_PER_TOKEN:
                 answer.append(rng.choice(WORDS))

@@ -112,13 +112,16 @@ def figures(run: WatchedRun, since: float) -> dict[str, Any]:
     lines = run.lines()
     timed = lines[SKIP:]
     busy = run.seen.busy(lines, SKIP, since)
+    newest = run.seen.newest
+    said = {role: getattr(newest, f"{role}_busy", None) for role in ("drafter", "target")}
     return {
         "steps_measured": len(timed),
         "tokens_per_s": round(tokens_per_s(timed), 1),
         "step_s": round(sum(line["step_s"] for line in timed) / max(1, len(timed)), 4),
         "drafter_waiting": round(waiting(timed), 4),
         "busy": busy,
-        "drafter_busy": mean_of_role(busy, "drafter"),
+        "coordinator_says": said,
+        "drafter_busy": mean_of_role(busy, "drafter") or said["drafter"],
         "target_busy": mean_of_role(busy, "target"),
         "transport": [{k: e[k] for k in ("kind", "gb_per_s")} for e in run.events("transport_proved")],
         "recompiles": len(run.events("recompile")),
