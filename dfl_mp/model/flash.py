@@ -103,7 +103,7 @@ def flash_backward(
 def _(
     dout_BMAD: Tensor, saved: list[Tensor], spans_BM4: Tensor, tiles: list[Tensor], scale: float
 ) -> tuple[Tensor, Tensor, Tensor]:
-    q, k, v = (x.new_empty(x.shape) for x in saved[:3])
+    q, k, v = (torch.empty_like(x) for x in saved[:3])
     return q, k, v
 
 
