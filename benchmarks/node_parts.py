@@ -165,7 +165,9 @@ def lasted(run: WatchedRun, watch: MachineWatch) -> dict[str, Any]:
     return {
         "gpu_grown_mib": grown,
         "memory_flat": all(mib <= FLAT_MIB for mib in grown.values()),
-        "host_grown_mib": round(grown_mib([(t, "host", 0.0, m) for t, m, *_ in watch.host], second, last)["host"]),
+        "host_grown_mib": round(
+            grown_mib([(t, "host", 0.0, m) for t, m, *_ in watch.host], second, last).get("host", 0.0)
+        ),
         "tokens_per_s_second_and_last_quarter": [
             round(tokens_per_s(part), 1) for part in (lines[quarter : 2 * quarter], lines[-quarter:])
         ],
@@ -189,4 +191,4 @@ def grown_mib(
         for i, (a, b) in enumerate((before, after)):
             if a <= t <= b:
                 peaks[name][i] = max(peaks[name][i], mib)
-    return {name: late - early for name, (early, late) in peaks.items()} or {"host": 0.0}
+    return {name: late - early for name, (early, late) in peaks.items()}

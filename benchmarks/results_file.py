@@ -21,8 +21,10 @@ PACKAGES = ("torch", "transformers", "triton", "specforge", "torchao")
 
 @cache
 def gpus() -> tuple[dict[str, str], ...]:
-    """`name` and `driver` of each GPU as nvidia-smi tells them; asked so that no CUDA context is made here."""
-    if os.environ.get("CUDA_VISIBLE_DEVICES") in ("", "-1"):
+    """`name` and `driver` of each GPU that CUDA_VISIBLE_DEVICES leaves; nvidia-smi is asked, so that no CUDA context is
+    made here. On a machine with different GPUs the names are those of the first ones."""
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if visible in ("", "-1"):
         return ()
     command = ["nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader"]
     try:
@@ -30,7 +32,7 @@ def gpus() -> tuple[dict[str, str], ...]:
     except (OSError, subprocess.TimeoutExpired):
         return ()
     rows = [line.split(", ") for line in answer.stdout.splitlines() if answer.returncode == 0]
-    return tuple({"name": row[0], "driver": row[-1]} for row in rows)
+    return tuple({"name": row[0], "driver": row[-1]} for row in rows[: len(visible.split(",")) if visible else None])
 
 
 def device_name() -> str:

@@ -52,8 +52,10 @@ DEFAULT = PackCost(target_s=0.114, drafter_s=0.128, update_s=0.013, reduce_s=0.0
 
 
 def of(config: Config) -> PackCost:
-    """Of the run that the config describes; DEFAULT where the target's `config.json` is not on this machine."""
-    found = _read(config)
+    """Of the run that the config describes; DEFAULT where the target's `config.json` is not on this machine, and where
+    the split is given anyway."""
+    given = config.cluster.targets is not None and config.cluster.drafters is not None
+    found = None if given else _read(config)
     try:
         return estimate(found.get("text_config", found), config) if found else DEFAULT
     except (KeyError, TypeError, ZeroDivisionError):
