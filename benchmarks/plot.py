@@ -35,8 +35,8 @@ def step_panel(axes: Any, result: Result) -> bool:
 
 def target_panel(axes: Any, result: Result) -> bool:
     found = {n: v["packed_tokens_per_s"] / 1e3 for n, v in result.get("variants", {}).items() if "packed_ms" in v}
-    axes.bar(list(found), list(found.values()), color=[OTHERS if name == "plain" else OURS for name in found])
-    axes.tick_params(axis="x", labelrotation=20)
+    labels = [name.replace("_", "\n") for name in found]
+    axes.bar(labels, list(found.values()), color=[OTHERS if name == "plain" else OURS for name in found])
     axes.set(title="target, packed rows", ylabel="1000 tokens/s")
     return bool(found)
 
@@ -46,6 +46,8 @@ def handoff_panel(axes: Any, result: Result) -> bool:
     for way, color in (("plain", OTHERS), ("pipelined", OURS), ("intake", PALE)):
         axes.plot([s["mb"] for s in sizes], [s.get(way) for s in sizes], "o-", color=color, label=way)
     axes.set(title="hand-off by slot size", ylabel="GB/s", xlabel="MB", xscale="log", ylim=(0, None))
+    axes.set_xticks([s["mb"] for s in sizes], [f"{s['mb']:.0f}" for s in sizes])
+    axes.minorticks_off()
     axes.legend(frameon=False)
     return bool(sizes)
 
@@ -74,6 +76,7 @@ def scaling_panel(axes: Any, result: Result) -> bool:
         axes.plot(list(found), [n * found[1] for n in found], "--", color=OTHERS, label="linear")
     axes.plot(list(found), list(found.values()), "o-", color=OURS, label="measured")
     axes.set(title="drafters, features replayed", ylabel="1000 tokens/s", ylim=(0, None))
+    axes.set_xticks(list(found))
     axes.legend(frameon=False)
     return len(found) > 1
 

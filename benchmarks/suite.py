@@ -17,6 +17,7 @@ import time
 from dataclasses import dataclass
 from importlib.util import find_spec
 
+from benchmarks.plot import main as plot
 from benchmarks.results_file import gpus
 
 
@@ -103,9 +104,8 @@ def main() -> int:
             ended.append(f"{entry.name} is skipped: the time is over")
             continue
         ended.append(run(entry, arguments, min(entry.seconds, left)))
-    from benchmarks.plot import main as plot
-
-    plot([])
+    if gpus():
+        plot([])
     print("\n".join([*skipped, *ended]), flush=True)
     return int(any("failed" in line or "cut off" in line for line in ended))
 
