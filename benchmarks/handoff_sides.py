@@ -241,6 +241,7 @@ class Owner:
     def ring_of_shape(self, order: dict[str, Any]) -> dict[str, Any]:
         self.ring = None
         if self.on.type == "cuda":
+            torch.cuda.ipc_collect()
             torch.cuda.empty_cache()
         layout = (SLOTS, tuple(order["shape"]), order["dtype"])
         make = RingOwner.on_cuda if self.on.type == "cuda" else RingOwner.on_shm
