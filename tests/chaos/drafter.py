@@ -65,10 +65,10 @@ def _computing(self: BlackBox, pack: int | None) -> None:
 def during(method: str, state: str) -> None:
     real = getattr(GradientGroup, method)
 
-    def wrapped(self: Any, *args: Any) -> None:
+    def wrapped(self: Any, *args: Any) -> Any:
         self.in_what = state
         try:
-            real(self, *args)
+            return real(self, *args)
         finally:
             self.in_what = "forming"
 

@@ -59,6 +59,8 @@ class Driver:
         for fault in faults:
             if not self._one(fault):
                 self.missed.append(fault)
+            if crashed := self.run.crashes():
+                raise Failed(f"{', '.join(crashed)}; logs are in {self.run.dir / 'logs'}")
         self._open(self.steps)
 
     # ---- one fault -------------------------------------------------------------------------------------------------

@@ -24,6 +24,8 @@ CHAOTIC = (
     "deadline.step=120",
     "deadline.start=120",
 )
+FINE = (0, 75)
+"""Exit codes: 75 is a coordinator that starts again because its view of a link was wrong (rule 19)."""
 
 
 class Run:
@@ -69,6 +71,11 @@ class Run:
         """(id, process id) of the newest process of that name."""
         event = [e for e in self.events() if e["event"] == "worker_started" and e["worker"] == name][-1]
         return f"{name}.{event['incarnation']}", event["pid"]
+
+    def crashes(self) -> list[str]:
+        """Workers that ended by themselves with an error: no fault explains that."""
+        ended = [e for e in self.events() if e["event"] == "worker_exited" and e["code"] not in (*FINE, None)]
+        return [f"{e['worker']}.{e['incarnation']} exited with {e['code']}" for e in ended]
 
     def settled(self) -> bool:
         """All workers are up: the newest generation has all drafters, and every target is ready."""

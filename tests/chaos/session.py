@@ -24,6 +24,12 @@ def cluster(seed: int) -> tuple[str, ...]:
     return f"cluster.drafters={2 + large}", f"cluster.targets={1 + large}", slots
 
 
+def noticed(run: Run) -> Counter[str]:
+    """What else the run has said of itself: an `order_late` that no stopped worker explains is a stall."""
+    wanted = ("order_late", "worker_stuck", "rewound", "generation", "coordinator_restart", "refused_message")
+    return Counter(event["event"] for event in run.events() if event["event"] in wanted)
+
+
 class Session:
     """`hits`: (group, state, kind of worker, fault) of all runs so far."""
 
@@ -46,6 +52,7 @@ class Session:
             self._start(run, *cluster(seed), *CHAOTIC)
             driver.work_off(chosen)
             code = run.wait(END_S)
+            self.say("      " + "  ".join(f"{n} {what}" for what, n in sorted(noticed(run).items())))
         except (Failed, TimeoutError, subprocess.TimeoutExpired) as error:
             return str(error)
         finally:
@@ -54,7 +61,7 @@ class Session:
             self.kills += driver.kills
         if code != 0:
             return f"exit code {code}:\n{run.out()}"
-        return self._judge(run_dir)
+        return "; ".join(filter(None, [*run.crashes(), self._judge(run_dir)]))
 
     def _start(self, run: Run, *overrides: str) -> None:
         steps = f"train.max_steps={self.steps}"
