@@ -6,6 +6,8 @@ from typing import Any
 
 from dfl_mp.messages import Progress, name_of, role_of
 
+LOOKED_S = 5.0
+
 
 class Seen:
     """Snapshots of a run's workers: when, and what each had worked since its process began."""
@@ -51,17 +53,21 @@ def by_steps(samples: list[tuple[float, int, float]], lines: list[dict[str, Any]
 
 def by_slope(samples: list[tuple[float, int, float]], since: float) -> float | None:
     """A target's share: the slope of busy seconds over time, by least squares over the moments at which they changed.
+    None where less than LOOKED_S were seen: they change once a second at most.
 
-    >>> by_slope([(0.0, 0, 0.0), (1.0, 0, 0.5), (1.2, 0, 0.5), (2.0, 0, 1.0)], since=0.0)
+    >>> by_slope([(0.0, 0, 0.0), (4.0, 0, 2.0), (4.2, 0, 2.0), (8.0, 0, 4.0)], since=0.0)
     0.5
     """
+    looked = [(now, busy) for now, _, busy in samples if now >= since]
+    if not looked or looked[-1][0] - looked[0][0] < LOOKED_S:
+        return None
     changed: list[tuple[float, float]] = []
-    for now, _, busy in samples:
-        if now >= since and (not changed or busy != changed[-1][1]):
+    for now, busy in looked:
+        if not changed or busy != changed[-1][1]:
             changed.append((now, busy))
     points = changed[1:] if len(changed) > 3 else changed
     if len(points) < 2:
-        return None if len(samples) < 2 else 0.0
+        return 0.0
     mean_t = sum(t for t, _ in points) / len(points)
     mean_b = sum(b for _, b in points) / len(points)
     spread = sum((t - mean_t) ** 2 for t, _ in points)

@@ -50,7 +50,9 @@ def test_busy_shares_do_not_depend_on_when_one_looks() -> None:
 
 
 def test_a_target_that_never_works_is_idle() -> None:
-    assert by_slope([(0.0, 0, 3.0), (1.0, 0, 3.0), (2.0, 0, 3.0)], since=0.0) == 0.0
+    still = [(float(second), 0, 3.0) for second in range(9)]
+    assert by_slope(still, since=0.0) == 0.0
+    assert by_slope(still, since=6.0) is None
 
 
 @pytest.mark.parametrize("size", sorted(runs.ROW))
