@@ -47,12 +47,13 @@ def timed(work: Work) -> float:
 
 
 def kernels(work: Work, most: int = 40) -> list[tuple[str, float, int]]:
-    """(name, milliseconds, launches) of the kernels that take longest in the work."""
+    """(name, milliseconds, launches) of the kernels that take longest in the work, and of all."""
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
         work()
         torch.cuda.synchronize()
     rows = sorted(profile.key_averages(), key=lambda e: -e.self_device_time_total)
-    return [(e.key[:90], round(e.self_device_time_total / 1e3, 2), e.count) for e in rows[:most]]
+    whole = ("all", round(sum(e.self_device_time_total for e in rows) / 1e3, 2), sum(e.count for e in rows))
+    return [whole] + [(e.key[:90], round(e.self_device_time_total / 1e3, 2), e.count) for e in rows[:most]]
 
 
 def measure(accumulate: Callable[[int], Any], apply: Callable[[int], Any], steps: int) -> dict[str, Any]:

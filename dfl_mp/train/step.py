@@ -16,14 +16,14 @@ from torch import Tensor
 
 from dfl_mp.config import LossConfig, OptimConfig
 from dfl_mp.errors import CheckpointError, ConfigError
-from dfl_mp.model.blocks import default_gamma, make_blocks
+from dfl_mp.model.blocks import default_gamma
 from dfl_mp.model.drafter import Drafter, initial_weights_
 from dfl_mp.model.flash import flash_reason
 from dfl_mp.model.loss import weighted_cross_entropy
-from dfl_mp.model.mask import make_masks
 from dfl_mp.model.shapes import FrozenEnds, LossSums, PackTensors
 from dfl_mp.train import parameters as flat
 from dfl_mp.train.adamw import adamw_, step_scalars
+from dfl_mp.train.inputs import Captured, input_maker
 from dfl_mp.train.parameters import FlatParameters, StepResult, step_result
 from dfl_mp.train.schedule import learning_rate
 
@@ -76,7 +76,6 @@ class TrainStep:
         self.device = drafter.fc.weight.device
         self.compute = getattr(torch, settings.dtype)
         self.attention = choose_attention(settings.attention, settings.dtype, self.device, drafter.spec.head_dim)
-        self.gamma = settings.loss.gamma or default_gamma(drafter.spec.block_size)
         self.drafter = drafter.to(torch.float64 if settings.dtype == "float64" else torch.float32)
         self.ends = ends.to(self.compute, self.device)
         self.flat = FlatParameters(self.drafter, settings.packs_per_step, self.compute)
@@ -84,9 +83,12 @@ class TrainStep:
         self.exp_avg, self.exp_avg_sq = torch.zeros_like(master), torch.zeros_like(master)
         # [updates of the matrices, of the norms, steps passed]: float32 counts exactly up to 16.7 million.
         self.counters = torch.zeros(3, dtype=torch.float32, device=self.device)
+        self.gamma = settings.loss.gamma or default_gamma(self.spec.block_size)
+        self._inputs = input_maker(self.spec, self.ends, self.gamma, self.attention)
         self._forward = drafter.forward
         if self.device.type == "cuda":
             torch._functorch.config.activation_memory_budget = settings.activation_memory_budget
+            self._inputs = Captured(self._inputs)
             self._forward = torch.compile(drafter.forward, dynamic=False, fullgraph=True)
 
     @property
@@ -104,13 +106,11 @@ class TrainStep:
 
         `pack_index` is the pack's place in its step, 0 … G − 1. All tensors lie on this device.
         """
-        spec = self.spec
-        blocks = make_blocks(pack, spec.block_size, spec.mask_token_id, self.gamma)
-        masks = make_masks(pack, blocks, spec, self.attention)
-        embeds_BMH = self.ends.embed(blocks.ids_BNK.flatten(1))
-        positions_BM = blocks.positions_BNK.flatten(1)
-        hidden_BNJH = self._forward(features_BSF.to(self.compute), embeds_BMH, pack.position_BS, positions_BM, masks)
-        sums = weighted_cross_entropy(hidden_BNJH, blocks, self.ends, self.settings.loss)
+        made = self._inputs(pack)
+        hidden_BNJH = self._forward(
+            features_BSF.to(self.compute), made.embeds_BMH, pack.position_BS, made.positions_BM, made.masks
+        )
+        sums = weighted_cross_entropy(hidden_BNJH, made.blocks, self.ends, self.settings.loss)
         sums.loss.backward()
         self._count(sums, pack, pack_index)
 
@@ -162,7 +162,9 @@ class TrainStep:
     def _update(self, reduced_vector: Tensor, scalars: list[float]) -> None:
         """AdamW with weight decay for the matrices, without it for the norms."""
         f = self.flat
-        now = torch.tensor((scalars, [*scalars[:2], 1.0, scalars[3]]), dtype=f.master.dtype, device=self.device)
+        now = torch.tensor((scalars, [*scalars[:2], 1.0, scalars[3]]), dtype=f.master.dtype)
+        if self.device.type == "cuda":
+            now = now.pin_memory().to(self.device, non_blocking=True)  # the host does not wait for it
         matrices, norms = zip(*(f.parts(x) for x in (f.master, self.exp_avg, self.exp_avg_sq)), strict=True)
         if f.has_copy:
             matrices = (*matrices, f.working)
