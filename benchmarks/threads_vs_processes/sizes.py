@@ -56,8 +56,9 @@ def make_step(size: Size, device: torch.device) -> TrainStep:
     with device:
         drafter = Drafter(size.spec)
     dtype = "bfloat16" if device.type == "cuda" else "float32"
+    attention = "flex" if device.type == "cuda" else "dense"
     settings = StepSettings(
-        optim=OPTIM, loss=LOSS, dtype=dtype, attention="auto", packs_per_step=1, num_steps=NUM_STEPS
+        optim=OPTIM, loss=LOSS, dtype=dtype, attention=attention, packs_per_step=1, num_steps=NUM_STEPS
     )
     step = TrainStep(drafter, ends, settings)
     step.reset(0)

@@ -36,6 +36,10 @@ def flash_reason(device: torch.device, dtype: torch.dtype, head_dim: int) -> str
         return "it needs flash-attn-4: pip install 'dfl-mp[flash]'"
     if device.type != "cuda" or torch.cuda.get_device_capability(device)[0] != 9:
         return "it needs a Hopper GPU"
+    try:
+        _library()
+    except Exception as failure:  # of the library's compiler, too
+        return f"flash-attn-4 cannot be loaded: {type(failure).__name__}: {failure}"
     return None
 
 

@@ -63,7 +63,7 @@ class Captured:
             self._make(held)  # what is set up once must not be captured
         torch.cuda.current_stream().wait_stream(side)
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+        with torch.cuda.graph(graph, stream=side, capture_error_mode="thread_local"):
             made = self._make(held)
         return graph, held, made
 
