@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.nn.attention.flex_attention import create_block_mask, create_mask
 from torch.utils.checkpoint import checkpoint
 
-import dfl_mp.train.step as product
+import dfl_mp.train.inputs as product
 from benchmarks.threads_vs_processes.cells import FLAG_FALSE, FLAG_LOCAL, LOCK_ALL, LOCK_FIRST, LOCK_MASK, Cell
 from dfl_mp.model.drafter import Layer
 from dfl_mp.model.mask import query_spans
@@ -109,9 +109,11 @@ class _CheckpointedLayer(Layer):
     compiled: Any
     reentrant: bool
 
-    def forward(self, x_BMH: Tensor, cos_sin: Any, context: tuple[Tensor, Tensor], mask: object) -> Tensor:
+    def forward(
+        self, x_BMH: Tensor, cos_sin: Any, context: tuple[Tensor, Tensor], mask: object, drop_first_of: int = 0
+    ) -> Tensor:
         def run(x: Tensor, cos: Tensor, sin: Tensor, k: Tensor, v: Tensor) -> Tensor:
-            return self.compiled(x, (cos, sin), (k, v), mask)
+            return self.compiled(x, (cos, sin), (k, v), mask, drop_first_of)
 
         # A reentrant checkpoint only sees tensors that are arguments themselves.
         args = (x_BMH, *cos_sin, *context)
@@ -119,8 +121,12 @@ class _CheckpointedLayer(Layer):
 
 
 def compile_forward(step: TrainStep, cell: Cell, backend: str = "inductor") -> None:
-    """Set the step's forward: compiled as a whole, on a CPU too, or layer by layer inside their checkpoints."""
+    """Set the step's forward: compiled as a whole, on a CPU too, or layer by layer inside their checkpoints.
+
+    Masks are made by the host at every step, as other trainers do, not replayed from a CUDA graph.
+    """
     drafter = step.drafter
+    step._inputs = product.input_maker(step.spec, step.ends, step.gamma, step.attention)
     options: dict[str, Any] = {"dynamic": False, "fullgraph": True, "backend": backend}
     if cell.checkpoint == "off":
         step._forward = torch.compile(drafter.forward, **options)
