@@ -16,6 +16,7 @@ import time
 from collections import deque
 from typing import Any
 
+from dfl_mp import blackbox
 from dfl_mp.errors import RefusedMessage
 from dfl_mp.log import JsonLines, read_lines, say, write_json
 from dfl_mp.messages import (
@@ -35,6 +36,7 @@ from dfl_mp.messages import (
     RingUnreadable,
     Save,
     Shutdown,
+    Started,
     Status,
     Stop,
     WorkerLine,
@@ -57,6 +59,7 @@ from dfl_mp.protocol.effects import (
 )
 from dfl_mp.protocol.scheduler import Shape
 from dfl_mp.roles.common import TRANSPORT, Job, begin
+from dfl_mp.roles.hearing import Hearing
 from dfl_mp.roles.ledger import Ledger
 from dfl_mp.roles.operators import Operators
 from dfl_mp.roles.refusals import Refusals
@@ -80,6 +83,7 @@ class CoordinatorRole:
         self.hub = Hub(job.run_dir)
         self.operators = Operators(job.run_dir, self.machine, self.hub.send)
         self.refusals = Refusals()
+        self.hearing = Hearing(time.monotonic())
         self.status: dict[str, tuple[float, Status]] = {}
         self.killing: set[str] = set()
         newest = read_lines(job.run_dir / "metrics.jsonl")[-SMOOTH_STEPS:]
@@ -121,7 +125,14 @@ class CoordinatorRole:
             self.hub.send(sender, Stop())
         elif not self.machine.may_speak(sender, message):
             self._refuse(f"{type(message).__name__} from {sender}")
-        elif isinstance(message, Heartbeat):
+        else:
+            if sender != LAUNCHER:
+                self.hearing.heard(sender, time.monotonic())
+            self._take(sender, message)
+
+    def _take(self, sender: str, message: Message) -> None:
+        """One message of a worker or the launcher."""
+        if isinstance(message, Heartbeat):
             self.status[sender] = (time.monotonic(), message.status)
             self.busy.heard(sender, message.status.busy_s, time.monotonic())
         elif isinstance(message, RingProved):
@@ -138,11 +149,20 @@ class CoordinatorRole:
         elif isinstance(message, Answer) and sender == LAUNCHER:
             self.hub.send(message.operator, message)
         else:
-            if isinstance(message, Died):
-                self.status.pop(message.worker, None)
-            if isinstance(message, Alive):
-                self.ledger.sweep(message.workers)
+            self._note_lives(message)
             self._carry_out(self.machine.handle(sender, message))
+
+    def _note_lives(self, message: Message) -> None:
+        match message:
+            case Died():
+                self.status.pop(message.worker, None)
+                self.hearing.gone(message.worker)
+            case Started():
+                self.hearing.listed(message.worker, time.monotonic())
+            case Alive():
+                self.ledger.sweep(message.workers)
+                for worker in message.workers:
+                    self.hearing.listed(worker, time.monotonic())
 
     def _on_operator(self, operator: str, message: Message) -> None:
         if not isinstance(message, Command) or message.operator != operator:
@@ -211,12 +231,19 @@ class CoordinatorRole:
     def _watch_deadlines(self) -> None:
         now, d = time.monotonic(), self.job.config.deadline
         limit = {"starting": d.start, "compiling": d.start, "working": d.step, "saving": d.save}
-        for worker, (heard, status) in self.status.items():
-            if now - heard > SILENT_AFTER_S:
-                self._kill(worker, f"no heartbeat for {now - heard:.0f} s")
-            elif status.since_s > limit.get(status.state, float("inf")):
+        for worker, silence in self.hearing.silences(now).items():
+            if silence > SILENT_AFTER_S and self._should_speak(worker):
+                self._kill(worker, f"says nothing for {silence:.0f} s")
+        for worker, (_, status) in self.status.items():
+            if status.since_s > limit.get(status.state, float("inf")):
                 self._kill(worker, f"{status.state} for {status.since_s:.0f} s")
         self._watch_group(now)
+
+    def _should_speak(self, worker: str) -> bool:
+        """While it loads, a worker may be silent; the launcher has a deadline for that."""
+        return worker in self.machine.listed and (
+            worker in self.status or worker in self.machine.hellos or blackbox.read(self.job.run_dir, worker)[0]
+        )
 
     def _watch_group(self, now: float) -> None:
         """A generation or a reduce that is late: kill only those who have not entered, then form anew."""
@@ -237,10 +264,9 @@ class CoordinatorRole:
         self._carry_out(m.form_again())
 
     def _kill(self, worker: str, reason: str) -> None:
-        if worker not in self.killing:
+        if worker not in self.killing and self.hub.send(LAUNCHER, KillWorker(worker=worker, reason=reason)):
             self.killing.add(worker)
             self._event("worker_stuck", stuck=worker, reason=reason)
-            self.hub.send(LAUNCHER, KillWorker(worker=worker, reason=reason))
 
     def _fall_back(self, drafter: str, message: RingUnreadable) -> None:
         """A living target's ring cannot be mapped: the target starts again with a ring in shared memory."""

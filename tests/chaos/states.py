@@ -27,7 +27,8 @@ class State:
 
     @property
     def key(self) -> str:
-        return f"{self.role}.{self.name}" + (f".{self.victim}" if self.victim else "")
+        again = " to the next coordinator" if self.start == "coordinator" != self.role else ""
+        return f"{self.role}.{self.name}" + (f".{self.victim}" if self.victim else "") + again
 
 
 BEFORE, LEASE, COPY, COPIED = "before hello", "holding a lease", "mid-copy", "after copy"
@@ -35,6 +36,8 @@ REDUCE, REDUCED, COMMITTED = "in the reduce", "between Reduced and Commit", "aft
 JOINING, SAVING, OTHER = "while joining", "while saving", "in the gradient"
 STATES = (
     State("drafter", "before_hello", BEFORE, start="drafter"),
+    State("drafter", "before_hello", BEFORE, start="coordinator"),
+    State("target", "before_hello", BEFORE, start="coordinator"),
     State("target", "before_hello", BEFORE, start="target"),
     State("coordinator", "hello_heard", BEFORE, COORDINATOR, start="coordinator"),
     State("target", "leased", LEASE),

@@ -18,7 +18,8 @@ FAULTS = (
     ("drafter.in_reduce", KILL),
     ("coordinator.commit_half_told", KILL),
     ("drafter.commit_heard.coordinator", KILL),
-    ("coordinator.line_unwritten", STUCK),
+    ("coordinator.line_unwritten", CONT),
+    ("target.before_hello to the next coordinator", STUCK),
     ("hostile.anywhere", NOISE),
     ("drafter.mid_copy", CONT),
     ("drafter.torn_save", KILL),
@@ -34,7 +35,8 @@ def test_aimed_faults_do_not_change_the_result(tmp_path: Path) -> None:
     try:
         failed = session.run(0, chosen(0, *FAULTS))
         assert not failed, "\n".join([failed, *said])
-        assert {state for _, state, *_ in session.hits} == {state for state, _ in FAULTS}, "\n".join(said)
+        hit = {state for _, state, *_ in session.hits} - {"anywhere"}
+        assert hit == {state for state, _ in FAULTS}, "\n".join(said)
     finally:
         session.close()
 
