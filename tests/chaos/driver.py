@@ -27,6 +27,7 @@ SETTLE_S = 180.0
 HIT_S = 180.0
 AHEAD = 3
 """Steps that a run is let go beyond the newest committed one while a mine waits in the middle of a step."""
+STANDS_S = 5.0
 LAUNCHER_GONE_S = 2.0
 NOISE_TIMES = 30
 MAX_LINES = 4
@@ -49,6 +50,8 @@ class Driver:
         self._rng = random.Random(seed)
         self._folder = folder_of(run.dir)
         self._gate = 1
+        self._stood = 0, 0.0
+        """How many steps were committed, and since when."""
         for name in ("armed", "taken", "fired"):
             (self._folder / name).mkdir(parents=True)
         self._open(1)
@@ -167,17 +170,28 @@ class Driver:
         part.write_text(str(gate))
         part.rename(self._folder / "gate")
 
+    def _go_ahead(self, what: str) -> None:
+        """Let some more steps go on. After a rewind the target may stand at the gate with a pack of before, so that a
+        gate that does not help is moved on."""
+        steps, now = self.run.steps(), time.monotonic()
+        if steps + AHEAD >= self.steps:
+            raise TimeoutError(f"{what} did not come before the run's last steps")
+        if steps != self._stood[0]:
+            self._stood = steps, now
+        if self._gate < steps + AHEAD:
+            self._open(steps + AHEAD)
+        elif now - self._stood[1] > STANDS_S and self._gate < self.steps - 1:
+            self._stood = steps, now
+            self._open(self._gate + 1)
+
     def _until(self, condition: Callable[[], bool], within: float, what: str, ahead: bool = False) -> None:
         """`ahead`: steps go on meanwhile. Raises Failed when the run ends, TimeoutError."""
         end = time.monotonic() + within
         while not condition():
             if self.run.over:
                 raise Failed(f"the run ended while {what} was waited for:\n{self.run.out()}")
-            steps = self.run.steps()
-            if ahead and steps + AHEAD >= self.steps:
-                raise TimeoutError(f"{what} did not come before the run's last steps")
-            if ahead and self._gate < steps + AHEAD:
-                self._open(steps + AHEAD)
+            if ahead:
+                self._go_ahead(what)
             if time.monotonic() > end:
                 raise TimeoutError(f"{what} did not come within {within:.0f} s at step {self.run.steps()}")
             time.sleep(LOOK_S)
