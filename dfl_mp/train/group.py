@@ -6,8 +6,11 @@ deadline; `supersede` may be called from the control thread while the main threa
 
 from __future__ import annotations
 
+import contextlib
+import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import Future
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
@@ -77,7 +80,27 @@ class GradientGroup:
         gloo = dist.ProcessGroupGloo._Options()
         gloo._timeout = timedelta(seconds=GLOO_TIMEOUT_S)
         gloo._devices = [dist.ProcessGroupGloo.create_device(interface="lo")]
-        return dist.ProcessGroupGloo(store, rank, size, gloo)
+        return self._unless_superseded(lambda: dist.ProcessGroupGloo(store, rank, size, gloo))
+
+    def _unless_superseded(self, connect: Callable[[], dist.ProcessGroup]) -> dist.ProcessGroup:
+        """A peer that dies between the meeting and its connection keeps gloo waiting for up to 50 s, and nothing ends
+        that: then it is left to a thread of its own."""
+        made: Future[dist.ProcessGroup] = Future()
+
+        def run() -> None:
+            try:
+                made.set_result(connect())
+            except BaseException as error:
+                made.set_exception(error)
+
+        threading.Thread(target=run, name="gloo", daemon=True).start()
+        while True:
+            with contextlib.suppress(TimeoutError):
+                return made.result(timeout=MEETING_POLL_S)
+            if made.done():
+                return made.result()
+            if self._newest > self.generation:
+                raise Superseded(f"generation {self.generation}: {self._newest} is ordered")
 
     def _check(self) -> None:
         """One small sum, so that a generation that stands has really talked."""

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 
 from dfl_mp.train.group import GradientGroup, Superseded
 
@@ -49,6 +50,16 @@ def test_a_peer_that_does_not_come_is_named_at_the_deadline(tmp_path: Path) -> N
 def test_a_newer_order_ends_the_wait_for_peers(tmp_path: Path) -> None:
     group = GradientGroup(tmp_path, NAMES[0], CPU)
     threading.Timer(0.2, group.supersede, (2,)).start()
+    began = time.monotonic()
+    with pytest.raises(Superseded, match="2 is ordered"):
+        group.form(1, NAMES[:2], within=30.0)
+    assert time.monotonic() - began < 10
+
+
+def test_a_newer_order_ends_the_wait_for_a_peer_that_died_after_the_meeting(tmp_path: Path) -> None:
+    group = GradientGroup(tmp_path, NAMES[0], CPU)
+    dist.FileStore(str(tmp_path / ".generations" / "1"), 2).set(NAMES[1], "here")  # and no more
+    threading.Timer(0.5, group.supersede, (2,)).start()
     began = time.monotonic()
     with pytest.raises(Superseded, match="2 is ordered"):
         group.form(1, NAMES[:2], within=30.0)
