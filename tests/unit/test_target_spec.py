@@ -23,7 +23,7 @@ def describe(folder: Path, model: transformers.PreTrainedConfig, **fields: objec
 
 def drafter_config(**fields: object) -> DrafterConfig:
     values = dict.fromkeys(DrafterConfig.model_fields) | {
-        "num_layers": 2, "block_size": 4, "dtype": "float32", "attention": "auto"
+        "num_layers": 2, "block_size": 4, "dtype": "float32", "attention": "auto", "activation_memory_budget": 1.0
     }  # fmt: skip
     return DrafterConfig(**{**values, **fields})
 
