@@ -52,7 +52,7 @@ def drafter_spec(size: str, num_layers: int = 5, block_size: int = 16, num_featu
 
 
 def random_step(
-    size: str, device: torch.device, dtype: str = "bfloat16", attention: str = "auto", memory_budget: float = 0.8
+    size: str, device: torch.device, dtype: str = "bfloat16", attention: str = "auto", memory_budget: float = 1.0
 ) -> TrainStep:
     """A train step with random weights and random frozen ends; one pack a step."""
     spec, generator = drafter_spec(size), torch.Generator(device).manual_seed(0)

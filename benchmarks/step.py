@@ -169,7 +169,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=20)
     parser.add_argument("--specforge", action="store_true", help="measure SpecForge beside")
     parser.add_argument("--flex-too", action="store_true", help="measure flex_attention beside FlashAttention-4")
-    parser.add_argument("--memory-budget", type=float, default=0.8, help="drafter.activation_memory_budget")
+    parser.add_argument("--memory-budget", type=float, default=1.0, help="drafter.activation_memory_budget")
     parser.add_argument("--profile", action="store_true", help="keep each case's longest kernels")
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
