@@ -2,6 +2,8 @@
 PYTHON ?= python3
 PY := .venv/bin/python
 ARGS ?=
+# Tests side by side; more than the cores have time for makes processes late.
+JOBS ?= 2
 ORDERS := status kill restart remove add-drafter checkpoint stop
 
 .PHONY: help train attach resume $(ORDERS) test bench check conformance
@@ -34,7 +36,7 @@ $(ORDERS): .venv/ready
 	@exec $(PY) -m launcher $@ $(if $(WORKER),$(or $(RUN),runs/latest) $(WORKER),$(RUN)) $(ARGS)
 
 test: .venv/ready
-	@$(PY) -m pytest -m "not gpu" $(ARGS)
+	@$(PY) -m pytest -m "not gpu" -n $(JOBS) --dist worksteal $(ARGS)
 
 # On a machine with GPUs; PY=python3 uses an interpreter that has everything installed.
 test-gpu: $(if $(findstring .venv,$(PY)),.venv/ready)
@@ -54,7 +56,7 @@ check: .venv/ready
 	@$(PY) -m ruff format --check .
 	@$(PY) -m ruff check .
 	@$(PY) -m mypy
-	@$(PY) -m pytest -m "not gpu" $(ARGS)
+	@$(PY) -m pytest -m "not gpu" -n $(JOBS) --dist worksteal $(ARGS)
 
 # The exported folder against the public reader, which is installed beside the environment, not into it.
 conformance: .venv/ready
