@@ -117,11 +117,10 @@ class Driver:
         names = ["coordinator"] if role == "coordinator" else self._names(role)
         name = self._rng.choice(names)
         worker, pid = self.run.newest(name)
-        if how == "SIGKILL":
+        if how == "SIGKILL" or self._order(how, worker) != 0:
+            how = "SIGKILL"  # while the coordinator starts again nobody takes an order
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
-        else:
-            self._order(how, worker)
         self.kills += 1
         self.hits["anywhere", "anywhere", role, how] += 1
 
@@ -129,12 +128,13 @@ class Driver:
         started = next(e for e in self.run.events() if e["event"] == "run_started")
         return [name for name in started["workers"] if name.startswith(role)]
 
-    def _order(self, what: str, worker: str) -> None:
-        """An operator's command; it may be refused, since the worker may be gone by now."""
-        out = io.StringIO()
+    def _order(self, what: str, worker: str) -> int:
+        """An operator's command; it may be refused, since the worker may be gone by now. Its exit code."""
+        out, code = io.StringIO(), 1
         with contextlib.redirect_stdout(out), contextlib.redirect_stderr(out), contextlib.suppress(NotNow):
-            ctl.main(what, [str(self.run.dir), worker])
+            code = ctl.main(what, [str(self.run.dir), worker])
         self.say("      " + " / ".join(out.getvalue().split("\n"))[:150])
+        return code
 
     def _kill_launcher(self) -> None:
         time.sleep(self._rng.uniform(0.0, 0.5))
