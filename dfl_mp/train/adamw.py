@@ -10,6 +10,9 @@ from torch import Tensor
 
 from dfl_mp.config import OptimConfig
 
+IN_CACHE = 1 << 16
+"""Elements that a CPU updates at once: what several passes over them find in its cache."""
+
 
 def adamw_(state: tuple[Tensor, ...], gradient: Tensor, optim: OptimConfig, now: Tensor) -> None:
     """Move weights and moments [P] in place; `gradient` is only read.
@@ -17,7 +20,13 @@ def adamw_(state: tuple[Tensor, ...], gradient: Tensor, optim: OptimConfig, now:
     `state` is (weights, first moment, second moment), and a copy of the weights in another dtype if there is one;
     `now` [4] is `step_scalars`, so that no number of the step is compiled in.
     """
-    _update(gradient.device.type)(state, gradient, now, (optim.beta1, optim.beta2, optim.eps))
+    constants = (optim.beta1, optim.beta2, optim.eps)
+    if gradient.is_cuda:
+        _compiled()(state, gradient, now, constants)
+        return
+    pieces = (x.split(IN_CACHE) for x in (gradient, *state))
+    for part, *of_state in zip(*pieces, strict=True):
+        _update_(tuple(of_state), part, now, constants)
 
 
 def step_scalars(optim: OptimConfig, lr: float, weight_decay: float, scale: float, updates: int) -> list[float]:
@@ -42,5 +51,5 @@ def _update_(state: tuple[Tensor, ...], gradient_P: Tensor, now_4: Tensor, const
 
 
 @cache
-def _update(device: str) -> Callable[..., None]:
-    return torch.compile(_update_, dynamic=False) if device == "cuda" else _update_
+def _compiled() -> Callable[..., None]:
+    return torch.compile(_update_, dynamic=False)
