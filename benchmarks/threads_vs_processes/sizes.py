@@ -43,7 +43,7 @@ def _spec(vocab: int, num_layers: int, **changes: int) -> DrafterSpec:
 _SMALL = {"hidden_size": 512, "intermediate_size": 1536, "num_attention_heads": 8, "num_key_value_heads": 4}
 SIZES = {
     "tiny": Size(_spec(512, 1, hidden_size=128, intermediate_size=256, block_size=8), 512, 256, 16, 90),
-    "small": Size(_spec(8192, 2, **_SMALL), 8192, 1024, 64, 30),
+    "small": Size(_spec(8192, 2, **_SMALL), 8192, 1024, 64, 75),
     "qwen3_8b": Size(drafter_spec("qwen3_8b"), VOCAB["qwen3_8b"], 2048, 512, 100),
 }
 
