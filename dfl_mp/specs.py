@@ -15,6 +15,15 @@ class Spec(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=())
 
 
+class EndNames(Spec):
+    """What the embedding and the head are called in the target's checkpoint."""
+
+    embed: str
+    head: str
+    tied: bool
+    """They are one table."""
+
+
 class TargetSpec(Spec):
     """Facts of the target's config that the drafter, the data and the export depend on."""
 
@@ -41,6 +50,8 @@ class TargetSpec(Spec):
     logit_multiplier: float
     final_logit_softcapping: float | None
     eos_token_ids: tuple[int, ...]
+    ends: EndNames | None = None
+    """None: to be looked up in the model."""
 
 
 class DrafterSpec(Spec):

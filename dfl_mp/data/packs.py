@@ -10,14 +10,16 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from dfl_mp.data.anchors import draw_anchors, eligible_positions
 from dfl_mp.data.packing import Rows
-from dfl_mp.data.tokenize import Document
 from dfl_mp.errors import CheckpointError
+
+if TYPE_CHECKING:  # loads transformers, which a drafter does without
+    from dfl_mp.data.tokenize import Document
 
 FORMAT = 1
 META = "meta.json"

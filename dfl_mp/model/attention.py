@@ -10,8 +10,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.attention.flex_attention import BlockMask, flex_attention
-from transformers import Qwen3Config
-from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from dfl_mp.errors import ConfigError
 from dfl_mp.model.flash import FlashMask, flash_attention
@@ -32,6 +30,9 @@ def inverse_frequencies(spec: DrafterSpec) -> tuple[Tensor, float]:
     if kind == "default":
         exponent_D = torch.arange(0, spec.head_dim, 2, dtype=torch.float32) / spec.head_dim
         return 1.0 / (rope["rope_theta"] ** exponent_D), 1.0
+    from transformers import Qwen3Config
+    from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
     if kind not in ROPE_INIT_FUNCTIONS:
         raise ConfigError(f"target.rope_parameters: unknown rope_type {kind!r}")
     config = Qwen3Config(

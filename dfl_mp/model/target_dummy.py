@@ -7,10 +7,13 @@ ends that a drafter borrows agree. Legend: V vocabulary · H hidden size.
 from __future__ import annotations
 
 import zlib
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
-from transformers import PreTrainedModel
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 STD = 0.02
 """Of every matrix; vectors (norms, biases) are as the model's class initializes them."""

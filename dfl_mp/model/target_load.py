@@ -1,27 +1,26 @@
-"""Loading a target: whole causal language models, and the embedding and head alone for drafters.
+"""Loading a target as a whole causal language model. The ends that drafters borrow: `frozen_ends.py`.
 
 A load that leaves a weight at random, or that fails, is a ConfigError naming `target.path`; nothing is trained past it.
 """
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import torch
-from safetensors import SafetensorError, safe_open
-from torch import Tensor, nn
+from safetensors import SafetensorError
+from torch import nn
 from transformers import AutoModelForCausalLM, PreTrainedModel
-from transformers.utils import cached_file
 from transformers.utils.logging import disable_progress_bar
 
 from dfl_mp.config import TargetConfig
 from dfl_mp.errors import ConfigError
 from dfl_mp.model import target_dummy
+from dfl_mp.model.frozen_ends import make_ends
 from dfl_mp.model.hub import reason
 from dfl_mp.model.shapes import FrozenEnds
 from dfl_mp.model.target_spec import read_config
-from dfl_mp.specs import TargetSpec
+from dfl_mp.specs import EndNames, TargetSpec
 
 
 def plain_attention(config: TargetConfig) -> str:
@@ -35,7 +34,7 @@ def load_causal_model(spec: TargetSpec, config: TargetConfig, device: torch.devi
         model = empty_model(spec, config)
         target_dummy.fill(model, device)
         return model.eval().requires_grad_(False)
-    return _read_causal_model(spec, config).to(device)
+    return read_causal_model(spec, config).to(device)
 
 
 def load_decoder(
@@ -46,7 +45,7 @@ def load_decoder(
     The rest never reaches the device; dummy weights are made there, and nothing of them on the host.
     """
     dummy = config.load_format == "dummy"
-    model = empty_model(spec, config) if dummy else _read_causal_model(spec, config)
+    model = empty_model(spec, config) if dummy else read_causal_model(spec, config)
     decoder, name, layers = decoder_and_layers(model, spec.num_layers, spec.path)
     prefix = target_dummy.dotted_prefix(model, decoder)
     del model
@@ -60,7 +59,8 @@ def load_decoder(
     return decoder.to(device).eval().requires_grad_(False), layers
 
 
-def _read_causal_model(spec: TargetSpec, config: TargetConfig) -> PreTrainedModel:
+def read_causal_model(spec: TargetSpec, config: TargetConfig) -> PreTrainedModel:
+    """The unmodified target on the CPU, frozen."""
     read_config(spec.path, config)
     disable_progress_bar()
     try:
@@ -90,36 +90,6 @@ def decoder_and_layers(model: PreTrainedModel, num_layers: int, path: str) -> tu
     raise ConfigError(f"target.path: {path}: no list of {num_layers} decoder layers in {type(model).__name__}")
 
 
-def frozen_ends(spec: TargetSpec, config: TargetConfig, device: torch.device | str) -> FrozenEnds:
-    """The target's embedding and head, [V, H] each, without the model between them.
-
-    Read from the checkpoint's safetensors by name; tied tables are one tensor. Where the names on disk are not those of
-    the model (old checkpoints, other formats) the whole model is loaded on the CPU, and dropped.
-    """
-    embed_name, head_name = _end_names(spec, config)
-    if config.load_format == "dummy":
-        return _dummy_ends(spec, config, (embed_name, head_name), device)
-    read = {name: _read_tensor(spec, config, name) for name in {embed_name, head_name}}
-    tied = _is_tied(spec, config)
-    embed, head = read[embed_name], read[head_name]
-    if tied and (embed is None) != (head is None):
-        embed = head = embed if head is None else head
-    elif tied and embed is not None and torch.equal(embed, head):
-        head = embed
-    if embed is None or head is None:
-        return ends_of(_read_causal_model(spec, config), spec, device)
-    return _ends(spec, embed, head, device, getattr(torch, config.dtype))
-
-
-def _dummy_ends(
-    spec: TargetSpec, config: TargetConfig, names: tuple[str, str], device: torch.device | str
-) -> FrozenEnds:
-    dtype, shape = getattr(torch, config.dtype), (spec.vocab_size, spec.hidden_size)
-    embed = target_dummy.random_table(names[0], shape, dtype, device)
-    head = embed if _is_tied(spec, config) else target_dummy.random_table(names[1], shape, dtype, device)
-    return _ends(spec, embed, head, device, dtype)
-
-
 def ends_of(model: PreTrainedModel, spec: TargetSpec, device: torch.device | str) -> FrozenEnds:
     """The ends of a loaded model; on its own device they share its memory."""
     head = model.get_output_embeddings()
@@ -127,24 +97,7 @@ def ends_of(model: PreTrainedModel, spec: TargetSpec, device: torch.device | str
     embed_VH, head_VH = model.get_input_embeddings().weight, head.weight
     tied = head_VH is embed_VH
     embed_VH = embed_VH.detach()
-    return _ends(spec, embed_VH, embed_VH if tied else head_VH.detach(), device, embed_VH.dtype)
-
-
-def _ends(
-    spec: TargetSpec, embed_VH: Tensor, head_VH: Tensor, device: torch.device | str, dtype: torch.dtype
-) -> FrozenEnds:
-    shape = (spec.vocab_size, spec.hidden_size)
-    for name, table in (("embedding", embed_VH), ("head", head_VH)):
-        if tuple(table.shape) != shape:
-            raise ConfigError(f"target.path: {spec.path}: its {name} is {tuple(table.shape)}, a drafter needs {shape}")
-    embed = embed_VH.to(device, dtype)
-    return FrozenEnds(
-        embed_VH=embed,
-        head_VH=embed if head_VH is embed_VH else head_VH.to(device, dtype),
-        embedding_scale=spec.embedding_scale,
-        logit_multiplier=spec.logit_multiplier,
-        final_logit_softcapping=spec.final_logit_softcapping,
-    )
+    return make_ends(spec, embed_VH, embed_VH if tied else head_VH.detach(), device, embed_VH.dtype)
 
 
 def _refuse_bias(head: nn.Module, spec: TargetSpec) -> None:
@@ -153,47 +106,27 @@ def _refuse_bias(head: nn.Module, spec: TargetSpec) -> None:
 
 
 def empty_model(spec: TargetSpec, config: TargetConfig) -> PreTrainedModel:
-    """The unmodified target without memory, on `meta`."""
+    """The unmodified target without memory, on `meta`; in float32 where `config.dtype` is still "auto"."""
+    dtype = torch.float32 if config.dtype == "auto" else getattr(torch, config.dtype)
     with torch.device("meta"):
         return AutoModelForCausalLM.from_config(
             read_config(spec.path, config),
             trust_remote_code=config.trust_remote_code,
-            dtype=getattr(torch, config.dtype),
+            dtype=dtype,
             attn_implementation=plain_attention(config),
         )
 
 
-def _end_names(spec: TargetSpec, config: TargetConfig) -> tuple[str, str]:
-    """Names of the embedding and of the head in the model's state dict."""
+def end_names(spec: TargetSpec, config: TargetConfig) -> EndNames:
+    """Names of the embedding and of the head in the model's state dict. Raises ConfigError for a head with a bias."""
     model = empty_model(spec, config)
     embed, head = model.get_input_embeddings(), model.get_output_embeddings()
     _refuse_bias(head, spec)
     names = {id(module): name for name, module in model.named_modules(remove_duplicate=False)}
-    return f"{names[id(embed)]}.weight", f"{names[id(head)]}.weight"
-
-
-def _is_tied(spec: TargetSpec, config: TargetConfig) -> bool:
     whole = read_config(spec.path, config)
     configs = (whole, whole.get_text_config(decoder=True))
-    return any(getattr(c, "tie_word_embeddings", False) for c in configs)
-
-
-def _read_tensor(spec: TargetSpec, config: TargetConfig, name: str) -> Tensor | None:
-    """One tensor of the checkpoint, or None if no safetensors file has it under this name."""
-
-    def find(file: str) -> str | None:
-        return cached_file(spec.path, file, revision=config.revision, _raise_exceptions_for_missing_entries=False)
-
-    index = find("model.safetensors.index.json")
-    if index is not None:
-        file = json.loads(Path(index).read_text())["weight_map"].get(name)
-        path = find(file) if file else None
-    else:
-        path = find("model.safetensors")
-    if path is None:
-        return None
-    try:
-        with safe_open(path, framework="pt") as tensors:
-            return tensors.get_tensor(name) if name in set(tensors.keys()) else None
-    except SafetensorError as error:
-        raise ConfigError(f"target.path: {path}: {reason(error)}") from None
+    return EndNames(
+        embed=f"{names[id(embed)]}.weight",
+        head=f"{names[id(head)]}.weight",
+        tied=any(getattr(c, "tie_word_embeddings", False) for c in configs),
+    )

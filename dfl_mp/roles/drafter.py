@@ -23,7 +23,7 @@ from dfl_mp.errors import ConfigError
 from dfl_mp.log import say
 from dfl_mp.messages import Recompiled, Statistics
 from dfl_mp.model.drafter import Drafter as DrafterModel
-from dfl_mp.model.target_load import frozen_ends
+from dfl_mp.model.frozen_ends import frozen_ends
 from dfl_mp.protocol.drafter import AllReduce, Apply, Compute, Drafter, Join, Work, WriteCheckpoint
 from dfl_mp.roles.common import Job, begin, device, exit_code_of, leave
 from dfl_mp.roles.intake import Intake

@@ -65,10 +65,12 @@ def read_config(run_dir: Path) -> Config:
 
 
 def run(run_dir: Path) -> None:
+    from dfl_mp.model.target_load import end_names
     from dfl_mp.model.target_spec import describe_target
 
     config = read_config(run_dir)
     target = describe_target(config.target)
+    target = target.model_copy(update={"ends": end_names(target, config.target)})
     if config.target.load_format == "dummy":
         _say("target: random weights (target.load_format=dummy); what is trained, exported and evaluated means nothing")
     prepared = prepare(config, target, load_tokenizer(config.target, target.path), _say)

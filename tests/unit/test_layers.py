@@ -87,9 +87,11 @@ def test_the_check_sees_imports() -> None:
     assert strays({"model.loss", "errors"}, LEAVES) == {"model.loss"}
 
 
-def test_loads_without_torch() -> None:
-    check = "import importlib, sys; [importlib.import_module(m) for m in sys.argv[1:]]; print('torch' in sys.modules)"
+@pytest.mark.parametrize(("modules", "package"), [(TORCH_FREE, "torch"), (("dfl_mp.roles.drafter",), "transformers")])
+def test_loads_without(modules: tuple[str, ...], package: str) -> None:
+    """A drafter that starts again does not wait for transformers."""
+    check = "import importlib, sys; list(map(importlib.import_module, sys.argv[2:])); print(sys.argv[1] in sys.modules)"
     answer = subprocess.run(
-        [sys.executable, "-c", check, *TORCH_FREE], cwd=REPO, capture_output=True, text=True, check=True
+        [sys.executable, "-c", check, package, *modules], cwd=REPO, capture_output=True, text=True, check=True
     )
     assert answer.stdout == "False\n"

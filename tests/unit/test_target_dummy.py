@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from benchmarks import dummy_target
+from dfl_mp.model.frozen_ends import frozen_ends
 from dfl_mp.model.target import load_feature_target
 from dfl_mp.model.target_full import load_full_target
-from dfl_mp.model.target_load import frozen_ends
 from dfl_mp.model.target_spec import describe_target
 from tests.unit.tiny_targets import FAMILIES, VOCAB, target_config, tiny_config
 

@@ -13,8 +13,9 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from dfl_mp.errors import ConfigError
+from dfl_mp.model.frozen_ends import frozen_ends
 from dfl_mp.model.target import FeatureTarget, load_feature_target
-from dfl_mp.model.target_load import ends_of, frozen_ends
+from dfl_mp.model.target_load import ends_of
 from dfl_mp.model.target_spec import describe_target
 from tests.unit.tiny_targets import FAMILIES, VOCAB, save_tiny, target_config, tiny_model
 
