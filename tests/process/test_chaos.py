@@ -22,8 +22,7 @@ FAULTS = (
     ("target.before_hello to the next coordinator", STUCK),
     ("hostile.anywhere", NOISE),
     ("drafter.mid_copy", CONT),
-    ("drafter.torn_save", KILL),
-    ("target.mid_forward", RESTART),
+    ("drafter.torn_save", RESTART),
     ("launcher.anywhere", KILL),
 )
 
