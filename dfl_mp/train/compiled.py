@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
-import torch
-from torch._dynamo.utils import CompilationMetrics, get_compilation_metrics
+import sys
+from typing import TYPE_CHECKING, NamedTuple
 
 from dfl_mp.train.step import compiled_graphs
+
+if TYPE_CHECKING:
+    from torch._dynamo.utils import CompilationMetrics
 
 STAGES = {
     "dynamo": "dynamo_cumulative_compile_time_us",
@@ -41,14 +42,14 @@ class CompileLog:
 
     def __init__(self) -> None:
         self._graphs = compiled_graphs()
-        self._known = get_compilation_metrics()
+        self._known = _metrics()
 
     def new(self) -> New | None:
         """None when nothing was compiled since the last look."""
         graphs = compiled_graphs() - self._graphs
         if graphs == 0:
             return None
-        entries = get_compilation_metrics()
+        entries = _metrics()
         fresh = [entry for entry in entries if all(entry is not known for known in self._known)]
         self._graphs, self._known = self._graphs + graphs, entries
         reasons = [f"{e.co_name}: {' '.join(e.recompile_reason.split())}" for e in fresh if e.recompile_reason]
@@ -57,9 +58,18 @@ class CompileLog:
 
     def stages(self) -> dict[str, float]:
         """Seconds of each stage, and hits and misses of the caches, of all that was compiled in this process."""
-        entries = get_compilation_metrics()
+        entries = _metrics()
         found = {name: round(_sum(entries, field) / 1e6, 2) for name, field in STAGES.items()}
         return found | {name: _sum(entries, field) for name, field in CACHES.items()}
+
+
+def _metrics() -> list[CompilationMetrics]:
+    """What Dynamo has noted; nothing where it was never loaded, which takes two seconds."""
+    if "torch._dynamo" not in sys.modules:
+        return []
+    from torch._dynamo.utils import get_compilation_metrics
+
+    return get_compilation_metrics()
 
 
 def _sum(entries: list[CompilationMetrics], field: str) -> float:
@@ -68,4 +78,6 @@ def _sum(entries: list[CompilationMetrics], field: str) -> float:
 
 def forbid_recompiles() -> None:
     """From now on a recompile raises torch's RecompileError with its reason. For the thread that calls it."""
-    torch._dynamo.config.error_on_recompile = True
+    from torch._dynamo import config
+
+    config.error_on_recompile = True

@@ -6,12 +6,11 @@ Legend of shape suffixes: `dfl_mp/model/shapes.py`.
 from __future__ import annotations
 
 import math
+import sys
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-import torch._dynamo.utils
-import torch._functorch.config
 from torch import Tensor
 
 from dfl_mp.config import LossConfig, OptimConfig
@@ -60,8 +59,12 @@ def choose_attention(attention: str, dtype: str, device: torch.device, head_dim:
 
 
 def compiled_graphs() -> int:
-    """How many graphs Dynamo has compiled in this process."""
-    return int(torch._dynamo.utils.counters["stats"]["unique_graphs"])
+    """How many graphs Dynamo has compiled in this process; a CPU's step never loads it."""
+    if "torch._dynamo" not in sys.modules:
+        return 0
+    from torch._dynamo.utils import counters
+
+    return int(counters["stats"]["unique_graphs"])
 
 
 class TrainStep:
@@ -87,7 +90,9 @@ class TrainStep:
         self._inputs = input_maker(self.spec, self.ends, self.gamma, self.attention)
         self._forward = drafter.forward
         if self.device.type == "cuda":
-            torch._functorch.config.activation_memory_budget = settings.activation_memory_budget
+            from torch._functorch import config
+
+            config.activation_memory_budget = settings.activation_memory_budget
             self._inputs = Captured(self._inputs)
             self._forward = torch.compile(drafter.forward, dynamic=False, fullgraph=True)
 
