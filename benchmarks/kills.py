@@ -78,10 +78,14 @@ def kill(run: Run, worker: str, at_step: int) -> dict[str, Any]:
         "next_step_after_s": round(resumed, 2),
         "lines_lost": max(0, before - after),
     }
-    marks = {"exited": "worker_exited", "started": "worker_started", "ready": "worker_ready"}
+    marks = {"exited": "worker_exited", "started": "worker_started"}
+    if worker != "coordinator":
+        marks["ready"] = "worker_ready"
     for name, event in marks.items():
         run.wait(lambda e=event: _since(run, seen, e, worker), f"{event} of {worker}")
         found[f"{name}_after_s"] = round(_since(run, seen, event, worker)[0]["time"] - killed_at, 2)
+    if "ready" not in marks:
+        return found
     ready = _since(run, seen, "worker_ready", worker)[0]
     found |= {"start_s": ready.get("seconds", {}), "compiled": ready.get("compiled", {})}
     if worker.startswith("drafter"):
