@@ -164,8 +164,9 @@ def test_padding_and_packing_leave_the_sums_alone() -> None:
     assert packed.apply(packed.vector.clone(), 0).tokens == 17
 
 
-def test_state_round_trip_continues_exactly() -> None:
-    whole, half = make_step(), make_step()
+@pytest.mark.parametrize("dtype", ["float64", "bfloat16"])
+def test_state_round_trip_continues_exactly(dtype: str) -> None:
+    whole, half = make_step(dtype=dtype), make_step(dtype=dtype)
     for s in range(4):
         add(whole, s, 0)
         whole.apply(whole.vector.clone(), s)
@@ -173,7 +174,7 @@ def test_state_round_trip_continues_exactly() -> None:
             add(half, s, 0)
             half.apply(half.vector.clone(), s)
     tensors, meta = half.state_dict()
-    fresh = make_step()
+    fresh = make_step(dtype=dtype)
     with torch.no_grad():
         fresh.flat.master.zero_()
     fresh.load_state_dict({k: v.clone() for k, v in tensors.items()}, json.loads(json.dumps(meta)))
@@ -185,8 +186,10 @@ def test_state_round_trip_continues_exactly() -> None:
         assert torch.equal(a, b)
 
 
-def test_state_vectors_make_a_joiner_equal() -> None:
-    old, joiner = make_step(), make_step()
+@pytest.mark.parametrize("dtype", ["float64", "bfloat16"])
+def test_state_vectors_make_a_joiner_equal(dtype: str) -> None:
+    old, joiner = make_step(dtype=dtype), make_step(dtype=dtype)
+    joiner.reset(5)
     add(old, 0, 0)
     old.apply(old.vector.clone(), 0)
     with torch.no_grad():
