@@ -93,8 +93,9 @@ def main() -> None:
     options = parser.parse_args()
     if CHILD in os.environ:
         return child(options, os.environ[CHILD])
-    from benchmarks.results_file import ResultFile
+    from benchmarks.results_file import ResultFile, require_cuda
 
+    require_cuda("cold_start")
     end = time.monotonic() + options.seconds
     file = ResultFile("cold_start", options.out)
     threads = compiling.compile_threads(len(os.sched_getaffinity(0)), leaders=2)

@@ -89,6 +89,12 @@ def _device_of(path: Path, name: str) -> str | None:
     return device if dash and len(date) == 10 and date[4] == "-" else None
 
 
+def require_cuda(name: str) -> None:
+    """Ends the process with a line where there is no CUDA device."""
+    if not torch.cuda.is_available():
+        raise SystemExit(f"benchmarks.{name}: needs a CUDA device, there is none")
+
+
 def machine() -> dict[str, Any]:
     """GPUs, cores and versions."""
     found: dict[str, Any] = {"cores": os.cpu_count(), "python": platform.python_version()}

@@ -20,7 +20,7 @@ from typing import Any
 
 import torch
 
-from benchmarks.results_file import ResultFile
+from benchmarks.results_file import ResultFile, require_cuda
 from benchmarks.shapes import VOCAB, random_pack, random_step, useful_flop
 from dfl_mp.model.shapes import PackTensors
 from dfl_mp.train.step import compiled_graphs
@@ -173,6 +173,7 @@ def main() -> None:
     parser.add_argument("--profile", action="store_true", help="keep each case's longest kernels")
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
+    require_cuda("step")
     result = ResultFile("step", options.out)
     result.add("product_tflops", round(product_tflops(torch.device("cuda", 0)), 1))
     for case in options.case or ["1x2048x512", "4x4096x512"]:

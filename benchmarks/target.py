@@ -28,7 +28,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from benchmarks import dummy_target
-from benchmarks.results_file import ResultFile
+from benchmarks.results_file import ResultFile, require_cuda
 from benchmarks.shapes import random_pack
 from benchmarks.step import kernels, product_tflops
 from dfl_mp.config import TargetConfig
@@ -206,8 +206,11 @@ def main() -> None:
     parser.add_argument("--variants", nargs="*", default=[], help="only these; all by default")
     parser.add_argument("--profile", nargs="*", default=[], help="variants whose kernels are listed")
     parser.add_argument("--out", type=Path, help="result file")
+    options = parser.parse_args()
+    if options.device == "cuda":
+        require_cuda("target")
     with torch.no_grad():
-        run(parser.parse_args())
+        run(options)
 
 
 if __name__ == "__main__":
