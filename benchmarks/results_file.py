@@ -91,6 +91,8 @@ def _device_of(path: Path, name: str) -> str | None:
 
 def require_cuda(name: str) -> None:
     """Ends the process with a line where there is no CUDA device."""
+    import torch
+
     if not torch.cuda.is_available():
         raise SystemExit(f"benchmarks.{name}: needs a CUDA device, there is none")
 
