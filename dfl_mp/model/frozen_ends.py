@@ -92,11 +92,18 @@ def _read_tensor(spec: TargetSpec, config: TargetConfig, name: str) -> Tensor | 
 
 
 def _find(spec: TargetSpec, config: TargetConfig, file: str) -> Path | None:
-    """The file of a folder, or of the hub's cache; None where there is none."""
+    """The file of a folder, or of the hub or its cache; None where there is none."""
     if Path(spec.path).is_dir():
         path = Path(spec.path) / file
         return path if path.is_file() else None
-    from transformers.utils import cached_file
+    # Not at the top: a folder does without it.
+    from huggingface_hub import errors, hf_hub_download
 
-    found = cached_file(spec.path, file, revision=config.revision, _raise_exceptions_for_missing_entries=False)
-    return Path(found) if found is not None else None
+    from dfl_mp.model.hub import reason
+
+    try:
+        return Path(hf_hub_download(spec.path, file, revision=config.revision))
+    except errors.EntryNotFoundError:
+        return None
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"target.path: {spec.path}: {file} cannot be loaded: {reason(error)}") from None
