@@ -54,6 +54,15 @@ class TargetSpec(Spec):
     """None: to be looked up in the model."""
 
 
+class Frequencies(Spec):
+    """Of rotary positions."""
+
+    inverse: tuple[float, ...]
+    """D / 2 of them, float32 values."""
+    scale: float
+    """The factor on cos and sin."""
+
+
 class DrafterSpec(Spec):
     """Everything that decides the drafter's tensors and its forward."""
 
@@ -73,6 +82,8 @@ class DrafterSpec(Spec):
     sliding_window: int | None
     is_causal: bool
     """Of sliding layers: causal inside the block."""
+    frequencies: Frequencies | None = None
+    """What `rope_parameters` come to; None: to be computed from them."""
 
 
 class Prepared(Spec):

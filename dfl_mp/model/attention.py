@@ -13,7 +13,7 @@ from torch.nn.attention.flex_attention import BlockMask, flex_attention
 
 from dfl_mp.errors import ConfigError
 from dfl_mp.model.flash import FlashMask, flash_attention
-from dfl_mp.specs import DrafterSpec
+from dfl_mp.specs import DrafterSpec, Frequencies
 
 CosSin = tuple[Tensor, Tensor]
 
@@ -21,10 +21,14 @@ CosSin = tuple[Tensor, Tensor]
 def inverse_frequencies(spec: DrafterSpec) -> tuple[Tensor, float]:
     """Frequencies [D/2] in float32 and the factor on cos and sin, as transformers computes them for this rope type.
 
+    Those in the spec, if there are any: they spare the caller the time that transformers takes to load.
+
     The readers of a drafter rotate the whole head, so a target's `partial_rotary_factor` is left out. Types whose
     frequencies depend on the length (`dynamic`, `longrope`) get those of a length within the original maximum.
     Raises ConfigError for a rope type that transformers does not know.
     """
+    if spec.frequencies is not None:
+        return torch.tensor(spec.frequencies.inverse, dtype=torch.float32), spec.frequencies.scale
     rope: dict[str, Any] = {k: v for k, v in spec.rope_parameters.items() if k != "partial_rotary_factor"}
     kind = rope.get("rope_type", "default")
     if kind == "default":
@@ -43,6 +47,14 @@ def inverse_frequencies(spec: DrafterSpec) -> tuple[Tensor, float]:
         rope_parameters=rope,
     )
     return ROPE_INIT_FUNCTIONS[kind](config, torch.device("cpu"))
+
+
+def with_frequencies(spec: DrafterSpec) -> DrafterSpec:
+    """The spec with its frequencies worked out, where they are transformers' to compute. Raises as above."""
+    if spec.rope_parameters.get("rope_type", "default") == "default":
+        return spec
+    inverse, scale = inverse_frequencies(spec)
+    return spec.model_copy(update={"frequencies": Frequencies(inverse=tuple(inverse.tolist()), scale=scale)})
 
 
 class Rotary(nn.Module):

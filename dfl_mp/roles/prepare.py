@@ -23,15 +23,18 @@ from dfl_mp.specs import Prepared, TargetSpec
 
 def prepare(config: Config, target: TargetSpec, tokenizer: Any, say: Say = print) -> Prepared:
     """Everything a worker needs to know, with the packs on disk. Raises ConfigError."""
+    from dfl_mp.model.attention import with_frequencies
     from dfl_mp.model.target_spec import drafter_spec
 
-    drafter_spec(config.drafter, target, mask_token_id=0)  # a wrong shape is told before the data are made
+    with_frequencies(
+        drafter_spec(config.drafter, target, mask_token_id=0)
+    )  # a wrong shape is told before the data are made
     data = prepare_data(config, target, tokenizer, say)
     for line in describe(data.report):
         say(f"data: {line}")
     return Prepared(
         target=target,
-        drafter=drafter_spec(config.drafter, target, data.mask_token_id),
+        drafter=with_frequencies(drafter_spec(config.drafter, target, data.mask_token_id)),
         data_dir=str(data.folder),
         num_packs=data.shape.num_packs,
         num_steps=data.num_steps,

@@ -12,7 +12,7 @@ from transformers import Qwen3Config
 from transformers.models.qwen3.modeling_qwen3 import Qwen3RotaryEmbedding
 
 from dfl_mp.errors import ConfigError
-from dfl_mp.model.attention import Rotary, inverse_frequencies
+from dfl_mp.model.attention import Rotary, inverse_frequencies, with_frequencies
 from dfl_mp.model.blocks import make_blocks
 from dfl_mp.model.drafter import Drafter, DrafterCache
 from dfl_mp.model.mask import make_masks
@@ -210,6 +210,15 @@ def test_rope_is_that_of_transformers(rope: dict[str, Any]) -> None:
     for ours, expected in zip((cos, sin), theirs(torch.zeros(1), positions), strict=True):
         torch.testing.assert_close(ours[:, 0], expected, rtol=0, atol=1e-6)
     assert spec.rope_parameters == rope
+
+
+@pytest.mark.parametrize("rope", ROPES, ids=lambda r: r["rope_type"])
+def test_frequencies_survive_in_the_spec(rope: dict[str, Any]) -> None:
+    spec = make_spec(head_dim=16, rope_parameters=rope, max_position_embeddings=512)
+    read = DrafterSpec.model_validate_json(with_frequencies(spec).model_dump_json())
+    assert (read.frequencies is None) == (rope["rope_type"] == "default")
+    (ours, scale), (computed, expected) = inverse_frequencies(read), inverse_frequencies(spec)
+    assert torch.equal(ours, computed) and ours.dtype == torch.float32 and scale == expected
 
 
 def test_casting_the_drafter_does_not_round_its_frequencies() -> None:

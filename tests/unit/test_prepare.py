@@ -25,7 +25,7 @@ from dfl_mp.data.prompts import load_prompts, parse_prompt
 from dfl_mp.errors import ConfigError
 from dfl_mp.model.target_spec import describe_target
 from dfl_mp.roles.prepare import load_tokenizer, main
-from dfl_mp.specs import Prepared, TargetSpec
+from dfl_mp.specs import EndNames, Prepared, TargetSpec
 from tests.unit.tiny_targets import target_config
 from tests.unit.tiny_tokenizer import END, PAD, SPARE, START, chat, tiny_tokenizer, write_jsonl
 
@@ -143,6 +143,17 @@ def test_what_is_the_same_is_found_again_and_what_differs_is_made(
     folders.add(prepared(run).data_dir)
     assert len(folders) == 7
     assert sorted(map(str, (run.parent / "cache").iterdir())) == sorted(folders)
+
+
+def test_a_drafter_is_told_what_only_transformers_knows(run: Path) -> None:
+    file = run.parent / "target" / "config.json"
+    values = json.loads(file.read_text())
+    rope = {"rope_type": "yarn", "rope_theta": 5e5, "factor": 4.0, "original_max_position_embeddings": 32}
+    file.write_text(json.dumps({**values, "rope_parameters": rope, "tie_word_embeddings": True}))
+    result = prepared(run)
+    assert result.target.ends == EndNames(embed="model.embed_tokens.weight", head="lm_head.weight", tied=True)
+    found = result.drafter.frequencies
+    assert found is not None and len(found.inverse) == result.drafter.head_dim // 2 and found.scale > 1
 
 
 def test_a_damaged_cache_is_made_anew(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
