@@ -3,7 +3,8 @@
     python -m benchmarks.curves --run runs/latest --steps 300 --dtype bfloat16
 
 The run's folder gives target, packs and settings. Plain is autograd, dense attention, all logits, torch's AdamW and
-clipping, everything in float32; fast is the step that drafters take, in `--dtype`. Legend: `dfl_mp/model/shapes.py`.
+clipping, everything in float32; fast is the step that drafters take, in `--dtype`, and with `--float8-too` a second
+time with `drafter.float8`. Legend: `dfl_mp/model/shapes.py`.
 """
 
 from __future__ import annotations
@@ -69,16 +70,23 @@ class PlainStep:
         return float(loss.detach())
 
 
-def fast_step(config: Config, prepared: Prepared, ends: FrozenEnds, dtype: str) -> TrainStep:
-    d, per_step = config.drafter, config.train.packs_per_step
-    settings = StepSettings(config.optim, config.train.loss, dtype, d.attention, per_step, prepared.num_steps)
+def fast_step(config: Config, prepared: Prepared, ends: FrozenEnds, dtype: str, float8: bool) -> TrainStep:
+    settings = StepSettings(
+        optim=config.optim,
+        loss=config.train.loss,
+        dtype=dtype,
+        attention=config.drafter.attention,
+        packs_per_step=config.train.packs_per_step,
+        num_steps=prepared.num_steps,
+        float8=float8,
+    )
     step = TrainStep(Drafter(prepared.drafter).to(ends.embed_VH.device), ends, settings)
     step.reset(config.train.seed)
     return step
 
 
-def compare(run: Path, steps: int, dtype: str) -> dict[str, Any]:
-    """Losses of both, and by how much their means over `SMOOTH` steps differ at most, relatively."""
+def compare(run: Path, steps: int, dtype: str, float8_too: bool) -> dict[str, Any]:
+    """Losses of all, and by how much their means over `SMOOTH` steps differ from plain's at most, relatively."""
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     config, prepared = read_config(run), Prepared.read(run / "prepared.json")
     if config.train.loss.name != "dflash":
@@ -86,21 +94,32 @@ def compare(run: Path, steps: int, dtype: str) -> dict[str, Any]:
     store, per_step = PackStore.open(Path(prepared.data_dir)), config.train.packs_per_step
     ends = frozen_ends(prepared.target, config.target, device)
     target = load_feature_target(prepared.target, config.target, device)
-    fast = fast_step(config, prepared, ends, dtype)
-    plain = PlainStep(config, prepared, ends, fast.gamma)
-    found: dict[str, list[float]] = {"fast": [], "plain": []}
+    fast = {"fast": fast_step(config, prepared, ends, dtype, False)}
+    if float8_too:
+        fast["float8"] = fast_step(config, prepared, ends, dtype, True)
+    plain = PlainStep(config, prepared, ends, fast["fast"].gamma)
+    found: dict[str, list[float]] = {name: [] for name in (*fast, "plain")}
     for number in range(min(steps, prepared.num_steps)):
         packs = [to_tensors(store[number * per_step + i], device) for i in range(per_step)]
         work = [(target.features(p.tokens_BS, p.position_BS, p.document_BS), p) for p in packs]
-        for i, (features, pack) in enumerate(work):
-            fast.accumulate(features, pack, i)
-        found["fast"].append(fast.apply(fast.vector, number).loss)
+        for name, step in fast.items():
+            for i, (features, pack) in enumerate(work):
+                step.accumulate(features, pack, i)
+            found[name].append(step.apply(step.vector, number).loss)
         found["plain"].append(plain.step(work, number))
         if number % 50 == 49:
-            print(f"step {number + 1}: fast {found['fast'][-1]:.4f}, plain {found['plain'][-1]:.4f}", flush=True)
-    means = [torch.tensor(found[name]).unfold(0, min(SMOOTH, len(found[name])), 1).mean(1) for name in found]
-    worst = float(((means[0] - means[1]).abs() / means[1]).max())
-    return {"dtype": dtype, "attention": fast.attention, "worst_relative_difference": worst, **found}
+            print(
+                f"step {number + 1}:",
+                ", ".join(f"{name} {losses[-1]:.4f}" for name, losses in found.items()),
+                flush=True,
+            )
+    worst = {name: worst_difference(found[name], found["plain"]) for name in fast}
+    return {"dtype": dtype, "attention": fast["fast"].attention, "worst_relative_difference": worst, **found}
+
+
+def worst_difference(losses: list[float], plain: list[float]) -> float:
+    means, wanted = (torch.tensor(x).unfold(0, min(SMOOTH, len(x)), 1).mean(1) for x in (losses, plain))
+    return float(((means - wanted).abs() / wanted).max())
 
 
 def draw(path: Path, found: dict[str, Any]) -> str:
@@ -114,6 +133,8 @@ def draw(path: Path, found: dict[str, Any]) -> str:
 
     figure, axes = pyplot.subplots(figsize=(8, 3.5))
     axes.plot(found["plain"], label="plain, float32", linewidth=2.5, alpha=0.5)
+    if "float8" in found:
+        axes.plot(found["float8"], label="fast, drafter.float8", linewidth=0.9)
     axes.plot(found["fast"], label=f"fast, {found['dtype']}, {found['attention']} attention", linewidth=0.9)
     axes.set_xlabel("optimizer step")
     axes.set_ylabel("loss")
@@ -129,12 +150,14 @@ def main() -> None:
     parser.add_argument("--run", type=Path, required=True)
     parser.add_argument("--steps", type=int, default=300)
     parser.add_argument("--dtype", choices=["bfloat16", "float32"], default="bfloat16")
+    parser.add_argument("--float8-too", action="store_true", help="a second fast step, with drafter.float8")
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
     result = ResultFile("curves", options.out)
-    found = compare(options.run, options.steps, options.dtype)
+    found = compare(options.run, options.steps, options.dtype, options.float8_too)
     result.add("result", found)
-    print(f"worst relative difference of {SMOOTH}-step means: {found['worst_relative_difference']:.2e}")
+    for name, worst in found["worst_relative_difference"].items():
+        print(f"{name}: worst relative difference of {SMOOTH}-step means {worst:.2e}")
     print(draw(result.path.with_suffix(".png"), found))
 
 

@@ -181,7 +181,7 @@ class Reader:
     def exposed(self, order: dict[str, Any]) -> dict[str, Any]:
         """The training step with features that lie there, and with features that its copy thread brings meanwhile."""
         handle, size = ring_of(order), order["size"]
-        step = random_step(size, self.on, "bfloat16" if self.on.type == "cuda" else "float32")
+        step = random_step(size, self.on, dtype="bfloat16" if self.on.type == "cuda" else "float32")
         rows, tokens, _ = handle.shape
         packs = [random_pack(rows, tokens, order["anchors"], VOCAB[size], 4, seed=i).to(self.on) for i in range(4)]
         still = torch.randn(handle.shape, device=self.on).to(DTYPES[handle.dtype])

@@ -5,6 +5,8 @@ Legend: `dfl_mp/model/shapes.py`.
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 
 from dfl_mp.config import LossConfig, OptimConfig
@@ -51,18 +53,17 @@ def drafter_spec(size: str, num_layers: int = 5, block_size: int = 16, num_featu
     )
 
 
-def random_step(
-    size: str, device: torch.device, dtype: str = "bfloat16", attention: str = "auto", memory_budget: float = 1.0
-) -> TrainStep:
-    """A train step with random weights and random frozen ends; one pack a step."""
-    spec, generator = drafter_spec(size), torch.Generator(device).manual_seed(0)
+def random_step(size: str, device: torch.device, num_layers: int = 5, **settings: Any) -> TrainStep:
+    """A train step with random weights and random frozen ends, one pack a step; `settings` as in `StepSettings`."""
+    spec, generator = drafter_spec(size, num_layers), torch.Generator(device).manual_seed(0)
     shape = (VOCAB[size], spec.hidden_size)
     ends = FrozenEnds(
         *(torch.randn(shape, device=device, generator=generator, dtype=torch.bfloat16).mul_(0.02) for _ in range(2))
     )
     with device:
         drafter = Drafter(spec)
-    step = TrainStep(drafter, ends, StepSettings(OPTIM, LOSS, dtype, attention, 1, 1000, memory_budget))
+    chosen = {"dtype": "bfloat16", "attention": "auto", **settings}
+    step = TrainStep(drafter, ends, StepSettings(OPTIM, LOSS, packs_per_step=1, num_steps=1000, **chosen))
     step.reset(0)
     return step
 

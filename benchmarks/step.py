@@ -89,9 +89,9 @@ def measure(accumulate: Callable[[int], Any], apply: Callable[[int], Any], steps
 
 
 def own(
-    size: str, packs: list[PackTensors], features: torch.Tensor, options: argparse.Namespace, attention: str = "auto"
+    size: str, packs: list[PackTensors], features: torch.Tensor, options: argparse.Namespace, **settings: Any
 ) -> dict[str, Any]:
-    step = random_step(size, features.device, attention=attention, memory_budget=options.memory_budget)
+    step = random_step(size, features.device, activation_memory_budget=options.memory_budget, **settings)
     losses: list[float] = []
 
     def apply(i: int) -> None:
@@ -138,6 +138,8 @@ def run_case(case: str, options: argparse.Namespace) -> dict[str, Any]:
     sides: dict[str, Callable[..., dict[str, Any]]] = {"own": own}
     if options.flex_too:
         sides["own_flex"] = partial(own, attention="flex")
+    if options.float8_too:
+        sides["own_float8"] = partial(own, float8=True)
     if options.specforge:
         sides["specforge"] = specforge
     for name, side in sides.items():
@@ -148,11 +150,16 @@ def run_case(case: str, options: argparse.Namespace) -> dict[str, Any]:
         gc.collect()
         torch.cuda.empty_cache()
         print(case, name, {k: v for k, v in found[name].items() if k != "kernels"}, flush=True)
-    if "step_ms" in found.get("specforge", {}) and "step_ms" in found["own"]:
-        for name in ("step_ms", "running_ms", "peak_gb"):
-            found[f"ratio_{name}"] = round(found["own"][name] / found["specforge"][name], 3)
-        found["ratio_to_specforge"] = found["ratio_step_ms"]
+    for side in sides:
+        if side != "specforge" and all("step_ms" in found.get(name, {}) for name in (side, "specforge")):
+            ratios = ratios_to(found["specforge"], found[side])
+            found |= ratios if side == "own" else {f"{side}_{name}": ratio for name, ratio in ratios.items()}
     return found
+
+
+def ratios_to(other: dict[str, Any], own: dict[str, Any]) -> dict[str, float]:
+    ratios = {name: round(own[name] / other[name], 3) for name in ("step_ms", "running_ms", "peak_gb")}
+    return {"ratio_to_specforge": ratios["step_ms"], **{f"ratio_{name}": ratio for name, ratio in ratios.items()}}
 
 
 def random_width(size: str) -> int:
@@ -169,6 +176,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=20)
     parser.add_argument("--specforge", action="store_true", help="measure SpecForge beside")
     parser.add_argument("--flex-too", action="store_true", help="measure flex_attention beside FlashAttention-4")
+    parser.add_argument("--float8-too", action="store_true", help="measure drafter.float8 beside")
     parser.add_argument("--memory-budget", type=float, default=1.0, help="drafter.activation_memory_budget")
     parser.add_argument("--profile", action="store_true", help="keep each case's longest kernels")
     parser.add_argument("--out", type=Path)

@@ -32,9 +32,9 @@ from benchmarks.results_file import ResultFile, require_cuda
 from benchmarks.shapes import random_pack
 from benchmarks.step import kernels, product_tflops
 from dfl_mp.config import TargetConfig
+from dfl_mp.model.float8 import require
 from dfl_mp.model.target import FeatureTarget, use_float8
 from dfl_mp.model.target_compile import compile_target, undo
-from dfl_mp.model.target_float8 import require
 from dfl_mp.model.target_load import load_decoder
 from dfl_mp.model.target_proof import median_error
 from dfl_mp.model.target_spec import describe_target
@@ -113,7 +113,7 @@ def variants(target: FeatureTarget) -> Iterator[tuple[str, Start]]:
             raise RuntimeError(why)
 
     def float8(t: FeatureTarget, inputs: Inputs) -> None:
-        require(t.device, t.dtype)
+        require("target.float8", t.device, t.dtype)
         undo(t.layers)
         use_float8(t)
         compiled(t, inputs)

@@ -72,6 +72,8 @@ class DrafterConfig(Section):
     dtype: DType
     """Compute dtype; weights and moments are float32, or float64 when this is float64."""
     attention: Literal["auto", "dense", "flex", "flash"]
+    float8: bool
+    """Products of the layers in float8, their weight gradients in `dtype`; needs compute capability 8.9."""
     activation_memory_budget: Annotated[float, Field(ge=0.0, le=1.0)]
     """1 keeps all that the backward needs, less computes some of it again (gradient checkpointing); compiled steps."""
 

@@ -12,6 +12,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from dfl_mp.model.float8 import fits, float8_product, to_float8
+
 
 def _add_product(sum_OI: Tensor, dy_PO: Tensor, x_PI: Tensor) -> None:
     """sum += dyᵀ·x, accumulated in the dtype of `sum_OI`: float32 for bfloat16 operands."""
@@ -42,15 +44,44 @@ class _Product(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, dy: Tensor) -> Any:
         x, weight_OI = ctx.saved_tensors
-        add = add_product if torch.compiler.is_compiling() else _add_product
-        add(ctx.sum_OI, dy.flatten(0, -2), x.flatten(0, -2))
+        _add(ctx.sum_OI, dy, x)
         return dy @ weight_OI if ctx.needs_input_grad[0] else None, None, None
+
+
+class _Float8Product(torch.autograd.Function):
+    """Output and gradient of the input from factors in float8, each scaled along the dimension summed over."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight_OI: Tensor, sum_OI: Tensor) -> Tensor:
+        ctx.save_for_backward(x, weight_OI)
+        ctx.sum_OI = sum_OI
+        return _float8(x, weight_OI)
+
+    @staticmethod
+    def backward(ctx: Any, dy: Tensor) -> Any:
+        x, weight_OI = ctx.saved_tensors
+        _add(ctx.sum_OI, dy, x)
+        return _float8(dy, weight_OI.T) if ctx.needs_input_grad[0] else None, None, None
+
+
+def _add(sum_OI: Tensor, dy: Tensor, x: Tensor) -> None:
+    add = add_product if torch.compiler.is_compiling() else _add_product
+    add(sum_OI, dy.flatten(0, -2), x.flatten(0, -2))
+
+
+def _float8(x: Tensor, weight_OI: Tensor) -> Tensor:
+    """x·Wᵀ, both rounded to float8."""
+    weight, scale_O1 = to_float8(weight_OI)
+    y_TO = float8_product(x.flatten(0, -2), weight.contiguous(), scale_O1.T.contiguous())
+    return y_TO.unflatten(0, x.shape[:-1])
 
 
 class Linear(nn.Linear):
     """Without bias. Once `gradient_sum` [O, I] is set, backward adds to it, and `weight.grad` stays as it is."""
 
     gradient_sum: Tensor | None
+    float8 = False
+    """Only where a `gradient_sum` is set: for training."""
 
     def __init__(self, inputs: int, outputs: int) -> None:
         super().__init__(inputs, outputs, bias=False)
@@ -59,4 +90,12 @@ class Linear(nn.Linear):
     def forward(self, x: Tensor) -> Tensor:
         if self.gradient_sum is None:
             return F.linear(x, self.weight)
-        return _Product.apply(x, self.weight, self.gradient_sum)
+        product = _Float8Product if self.float8 else _Product
+        return product.apply(x, self.weight, self.gradient_sum)
+
+
+def use_float8(module: nn.Module) -> None:
+    """Train every `Linear` below, of sizes that allow it, with products in float8."""
+    for layer in module.modules():
+        if isinstance(layer, Linear) and fits(tuple(layer.weight.shape)):
+            layer.float8 = True

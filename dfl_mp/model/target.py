@@ -13,8 +13,9 @@ from transformers import PreTrainedModel
 
 from dfl_mp.config import TargetConfig
 from dfl_mp.errors import ConfigError
+from dfl_mp.model.float8 import require
 from dfl_mp.model.target_attention import ATTENTION, KERNELS, Documents, within
-from dfl_mp.model.target_float8 import quantize, require
+from dfl_mp.model.target_float8 import quantize
 from dfl_mp.model.target_load import load_decoder
 from dfl_mp.model.target_proof import LENGTHS, TOLERANCE, hidden_states_alone, made_up_pack, median_error, why_not
 from dfl_mp.specs import TargetSpec
@@ -128,7 +129,7 @@ def load_feature_target(spec: TargetSpec, config: TargetConfig, device: torch.de
     does not work with it; `target.float8` where there is none.
     """
     if config.float8:
-        require(torch.device(device), getattr(torch, config.dtype))
+        require("target.float8", torch.device(device), getattr(torch, config.dtype))
     target = FeatureTarget(*load_decoder(spec, config, device), spec)
     _choose_way(target, config.attention)
     if config.float8:

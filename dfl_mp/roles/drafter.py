@@ -88,6 +88,7 @@ class DrafterRole:
             attention=c.drafter.attention,
             packs_per_step=self.per_step,
             num_steps=p.num_steps,
+            float8=c.drafter.float8,
             activation_memory_budget=c.drafter.activation_memory_budget,
         )
         train = TrainStep(model, ends, settings)

@@ -18,6 +18,8 @@ from dfl_mp.errors import CheckpointError, ConfigError
 from dfl_mp.model.blocks import default_gamma
 from dfl_mp.model.drafter import Drafter, initial_weights_
 from dfl_mp.model.flash import flash_reason
+from dfl_mp.model.float8 import require
+from dfl_mp.model.linear import use_float8
 from dfl_mp.model.loss import weighted_cross_entropy
 from dfl_mp.model.shapes import FrozenEnds, LossSums, PackTensors
 from dfl_mp.train import parameters as flat
@@ -39,6 +41,8 @@ class StepSettings:
     """"auto", "dense", "flex" or "flash"."""
     packs_per_step: int
     num_steps: int
+    float8: bool = False
+    """Products of the layers in float8; weight gradients, fc and head stay in `dtype`."""
     activation_memory_budget: float = 1.0
     """Share of the forward's results kept for the backward where the step is compiled; the rest is computed again."""
 
@@ -79,6 +83,9 @@ class TrainStep:
         self.device = drafter.fc.weight.device
         self.compute = getattr(torch, settings.dtype)
         self.attention = choose_attention(settings.attention, settings.dtype, self.device, drafter.spec.head_dim)
+        if settings.float8:
+            require("drafter.float8", self.device, self.compute)
+            use_float8(drafter.layers)
         self.drafter = drafter.to(torch.float64 if settings.dtype == "float64" else torch.float32)
         self.ends = ends.to(self.compute, self.device)
         self.flat = FlatParameters(self.drafter, settings.packs_per_step, self.compute)

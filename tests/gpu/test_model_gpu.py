@@ -26,14 +26,16 @@ SPEC = make_spec(
 )
 
 
-def make_step(dtype: str, attention: str, loss: object = DFLASH, spec: DrafterSpec = SPEC) -> TrainStep:
+def make_step(
+    dtype: str, attention: str, loss: object = DFLASH, spec: DrafterSpec = SPEC, float8: bool = False
+) -> TrainStep:
     g = torch.Generator().manual_seed(0)
     ends = FrozenEnds(*(torch.randn(V, H, generator=g) for _ in range(2)), final_logit_softcapping=20.0)
     drafter = make_drafter(spec)
     with torch.no_grad():
         for p in drafter.parameters():
             p.div_(5 if p.ndim > 1 else 1)
-    return TrainStep(drafter.to("cuda"), ends, StepSettings(make_optim(), loss, dtype, attention, 2, 10))
+    return TrainStep(drafter.to("cuda"), ends, StepSettings(make_optim(), loss, dtype, attention, 2, 10, float8))
 
 
 def make_inputs(seed: int) -> tuple[Tensor, PackTensors]:
@@ -63,9 +65,16 @@ def test_compiled_flex_equals_dense_and_follows_float64(loss: object) -> None:
         assert float((got - exact).norm() / exact.norm()) < bound, (dtype, attention)
 
 
-@pytest.mark.parametrize("attention", ["flex", "dense"])
-def test_a_second_pack_neither_recompiles_nor_waits(attention: str) -> None:
-    step = make_step("bfloat16", attention)
+def test_float8_follows_float64_with_head_and_weight_gradients_as_they_were() -> None:
+    exact = gradient(make_step("float64", "dense"), 1)
+    got = gradient(make_step("bfloat16", "flex", float8=True), 1)
+    assert torch.isfinite(got).all()
+    assert 0.01 < float((got - exact).norm() / exact.norm()) < 0.25
+
+
+@pytest.mark.parametrize(("attention", "float8"), [("flex", False), ("dense", False), ("flex", True)])
+def test_a_second_pack_neither_recompiles_nor_waits(attention: str, float8: bool) -> None:
+    step = make_step("bfloat16", attention, float8=float8)
     gradient(step, 1)
     inputs = make_inputs(2)
     torch.cuda.synchronize()

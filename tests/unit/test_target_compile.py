@@ -9,9 +9,10 @@ import torch
 from torch import nn
 
 from dfl_mp.errors import ConfigError
+from dfl_mp.model.float8 import to_float8
 from dfl_mp.model.target import FeatureTarget, load_feature_target, use_float8
 from dfl_mp.model.target_compile import compile_target
-from dfl_mp.model.target_float8 import Float8Linear, to_float8
+from dfl_mp.model.target_float8 import Float8Linear
 from dfl_mp.model.target_proof import median_error
 from dfl_mp.model.target_spec import describe_target
 from tests.unit.test_target_features import pack

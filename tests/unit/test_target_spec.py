@@ -23,7 +23,8 @@ def describe(folder: Path, model: transformers.PreTrainedConfig, **fields: objec
 
 def drafter_config(**fields: object) -> DrafterConfig:
     values = dict.fromkeys(DrafterConfig.model_fields) | {
-        "num_layers": 2, "block_size": 4, "dtype": "float32", "attention": "auto", "activation_memory_budget": 1.0
+        "num_layers": 2, "block_size": 4, "dtype": "float32", "attention": "auto", "float8": False,
+        "activation_memory_budget": 1.0
     }  # fmt: skip
     return DrafterConfig(**{**values, **fields})
 
