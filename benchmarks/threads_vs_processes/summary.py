@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import json
 from collections import Counter, defaultdict
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 MIN_WINDOW_S = 0.2
 """A rate over less is not given."""
+FIRST_STEPS = 10
+"""Over which rounding has not grown yet."""
 
 Event = dict[str, Any]
 
@@ -30,10 +33,13 @@ def losses_of(events: list[Event]) -> list[float]:
     return [e["loss"] for e in events if e["event"] == "step"]
 
 
-def summarise(journals: dict[int, list[Event]], began: float, reference: list[float] | None) -> dict[str, Any]:
+def summarise(
+    journals: dict[int, list[Event]], began: float, reference: list[float] | None, apart: bool
+) -> dict[str, Any]:
     """One cell's results, without its settings; `reference` are the lone drafter's losses on the same packs.
 
-    A rate counts the steps between the last drafter's first and the first drafter's last, when all were training.
+    `apart`: every drafter is an interpreter of its own. A rate counts the timed steps between the last drafter's first
+    and the first drafter's last, when all were training.
     """
     steps = {d: [e for e in events if e["event"] == "step"] for d, events in journals.items()}
     failed = [e for events in journals.values() for e in events if e["event"] == "failed"]
@@ -44,9 +50,9 @@ def summarise(journals: dict[int, list[Event]], began: float, reference: list[fl
         "errors": dict(Counter(e["error"] for e in failed)),
         "drafters": {str(d): {"steps": len(s), "failed": _count(journals[d], "failed")} for d, s in steps.items()},
         "first_step_s": _first_steps(steps, began),
-        **_rates(steps),
-        "graphs": _per_interpreter(journals, "graphs"),
-        "recompiles": _recompiles(journals),
+        **_rates({d: _timed(events) for d, events in journals.items()}),
+        "graphs": _graphs(journals, apart),
+        "recompiles": _recompiles(journals, apart),
         "loss": _compared(losses, reference),
         **_said(journals),
     }
@@ -72,21 +78,22 @@ def _rates(steps: dict[int, list[Event]]) -> dict[str, Any]:
     return {"tokens_per_s": sum(each), "tokens_per_s_each": each}
 
 
-def _per_interpreter(journals: dict[int, list[Event]], key: str) -> int:
-    """Sum over processes; threads report the same counter, of which the highest counts."""
-    highest = [max((e[key] for e in events if key in e), default=0) for events in journals.values()]
-    return sum(highest) if _own_process(journals) else max(highest, default=0)
+def _timed(events: list[Event]) -> list[Event]:
+    go = next((e["time"] for e in events if e["event"] == "go"), None)
+    return [e for e in events if e["event"] == "step" and go is not None and e["time"] >= go]
 
 
-def _own_process(journals: dict[int, list[Event]]) -> bool:
-    return all(_count(events, "memory") or _count(events, "broken") for events in journals.values())
+def _graphs(journals: dict[int, list[Event]], apart: bool) -> int:
+    """Sum over interpreters; the threads of one read the same counter, of which the highest value counts."""
+    highest = [max((e["graphs"] for e in events if "graphs" in e), default=0) for events in journals.values()]
+    return sum(highest) if apart else max(highest, default=0)
 
 
-def _recompiles(journals: dict[int, list[Event]]) -> int:
+def _recompiles(journals: dict[int, list[Event]], apart: bool) -> int:
     """Graphs compiled after every drafter of the interpreter had done its first step."""
     firsts = [next((e["graphs"] for e in ev if e["event"] == "step"), 0) for ev in journals.values()]
     lasts = [max((e["graphs"] for e in ev if "graphs" in e), default=0) for ev in journals.values()]
-    if _own_process(journals):
+    if apart:
         return sum(last - first for first, last in zip(firsts, lasts, strict=True))
     return max(lasts, default=0) - max(firsts, default=0)
 
@@ -101,7 +108,9 @@ def _compared(losses: dict[int, list[float]], reference: list[float] | None) -> 
         pairs = [(a, b) for values in losses.values() for a, b in zip(values, reference, strict=False)]
         result["compared_steps"] = len(pairs)
         result["bitwise_equal"] = sum(a == b for a, b in pairs)
-        result["largest_relative_deviation"] = max((abs(a - b) / abs(b) for a, b in pairs), default=None)
+        deviations = [[abs(a - b) / abs(b) for a, b in zip(v, reference, strict=False)] for v in losses.values()]
+        result["largest_relative_deviation"] = max(chain(*deviations), default=None)
+        result["deviation_of_first_steps"] = max(chain(*(d[:FIRST_STEPS] for d in deviations)), default=None)
     return result
 
 

@@ -1,26 +1,26 @@
-"""Starts a cell's interpreters, bounds them in time, and watches what memory they take."""
+"""Starts a cell's interpreters, ends them, and watches what memory they take."""
 
 from __future__ import annotations
 
 import contextlib
 import os
-import signal
 import subprocess
 import sys
 import tempfile
 import threading
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import IO
 
 import psutil
 
+from benchmarks.threads_vs_processes.gate import Gate
 from benchmarks.threads_vs_processes.worker import Job
+from dfl_mp.lifeline import DEATH_PIPE
 
-GRACE_S = 20.0
-"""Between the moment at which a cell should stop by itself and its being killed."""
-POLL_S = 1.0
+POLL_S = 2.0
+KILL_S = 20.0
 
 
 def gpu_used_mb(gpus: Sequence[str]) -> int | None:
@@ -33,108 +33,160 @@ def gpu_used_mb(gpus: Sequence[str]) -> int | None:
         return None
 
 
-def host_mb(processes: Sequence[psutil.Process]) -> int:
-    """Proportional resident memory: a page that k processes share counts 1/k in each."""
-    total = 0
+def host_mb(processes: Sequence[psutil.Process]) -> tuple[int, int]:
+    """Proportional resident memory (a page that k processes share counts 1/k in each), and what of it is no file's.
+
+    Pages of files, libraries above all, are shared with whatever else runs on the machine; the others are their own.
+    """
+    total = files = 0
     for process in processes:
         try:
             lines = Path(f"/proc/{process.pid}/smaps_rollup").read_text().splitlines()
-            total += next(int(line.split()[1]) for line in lines if line.startswith("Pss:"))
-        except (OSError, StopIteration):
+        except OSError:
             continue
-    return total // 1024
+        found = {line.split()[0]: int(line.split()[1]) for line in lines if line.startswith("Pss")}
+        total += found.get("Pss:", 0)
+        files += found.get("Pss_File:", 0)
+    return total // 1024, (total - files) // 1024
 
 
 @dataclass
 class Memory:
-    gpu_before_mb: int | None = None
-    gpu_peak_mb: int = 0
-    host_peak_mb: int = 0
+    """Highest figures seen; GPU memory is what comes free when the cell is ended."""
+
+    gpu_mb: int | None = None
+    host_mb: int = 0
+    host_own_mb: int = 0
+    """Without pages of files, so what runs beside the cell does not change it."""
     helpers: int = 0
     """Most processes beside the interpreters themselves: Inductor's compile workers, compilers."""
 
-    def look(self, children: Sequence[subprocess.Popen[bytes]], gpus: Sequence[str]) -> None:
-        roots = [psutil.Process(c.pid) for c in children if c.poll() is None and psutil.pid_exists(c.pid)]
-        below: list[psutil.Process] = []
-        for root in roots:
-            try:
-                below += root.children(recursive=True)
-            except psutil.Error:
-                continue
+    def look(self, interpreters: Sequence[psutil.Process]) -> None:
+        below = [helper for root in interpreters for helper in helpers_of(root)]
+        total, own = host_mb([*interpreters, *below])
         self.helpers = max(self.helpers, len(below))
-        self.host_peak_mb = max(self.host_peak_mb, host_mb([*roots, *below]))
-        if gpus:
-            self.gpu_peak_mb = max(self.gpu_peak_mb, gpu_used_mb(gpus) or 0)
+        self.host_mb, self.host_own_mb = max(self.host_mb, total), max(self.host_own_mb, own)
 
     def as_dict(self) -> dict[str, int | None]:
-        gpu = None if self.gpu_before_mb is None else self.gpu_peak_mb - self.gpu_before_mb
-        return {"gpu_used_mb": gpu, "host_mb": self.host_peak_mb, "helpers": self.helpers}
+        return {
+            "gpu_used_mb": self.gpu_mb,
+            "host_mb": self.host_mb,
+            "host_own_mb": self.host_own_mb,
+            "helpers": self.helpers,
+        }
+
+
+def helpers_of(process: psutil.Process) -> list[psutil.Process]:
+    try:
+        return list(process.children(recursive=True))
+    except psutil.Error:
+        return []
 
 
 @dataclass
 class Launch:
-    """The interpreters of one cell."""
+    """The interpreters of one cell. All times are those of its gate and its jobs."""
 
     jobs: list[Job]
     cache: Path
     """Folder of the compile cache, shared by all of them."""
     gpus: list[str] = field(default_factory=list)
     """Names for CUDA_VISIBLE_DEVICES; an interpreter with one drafter sees one of them."""
+    compile_threads: int = 1
+    memory: Memory = field(default_factory=Memory)
+    hangs: bool = False
+    """It did not end by itself in time."""
+    _children: list[psutil.Popen] = field(default_factory=list)
+    _lifelines: list[int] = field(default_factory=list)
+    _output: IO[bytes] = field(default_factory=tempfile.TemporaryFile)
+    _rested: threading.Event = field(default_factory=threading.Event)
 
-    def environment(self, job: Job) -> dict[str, str]:
-        cores = os.cpu_count() or 1
-        env = dict(os.environ) | {"TORCHINDUCTOR_CACHE_DIR": str(self.cache)}
+    @property
+    def gate(self) -> Gate:
+        return self.jobs[0].gate
+
+    def environment(self, job: Job, lifeline: int) -> dict[str, str]:
+        env = dict(os.environ) | {"TORCHINDUCTOR_CACHE_DIR": str(self.cache), DEATH_PIPE: str(lifeline)}
         env.pop("TRITON_CACHE_DIR", None)
-        env["TORCHINDUCTOR_COMPILE_THREADS"] = str(max(1, min(8, cores // (2 * len(self.jobs)))))
+        env["TORCHINDUCTOR_COMPILE_THREADS"] = str(self.compile_threads)
         env["OMP_NUM_THREADS"] = "1"
         if self.gpus:
             alone = len(job.drafters) == 1
             env["CUDA_VISIBLE_DEVICES"] = self.gpus[job.drafters[0] % len(self.gpus)] if alone else ",".join(self.gpus)
         return env
 
-    def run(self) -> tuple[bool, Memory]:
-        """Wait for all, at most until `GRACE_S` after their deadline. Returns whether they had to be killed."""
-        memory = Memory(gpu_before_mb=gpu_used_mb(self.gpus) if self.gpus else None)
-        limit = self.jobs[0].deadline + GRACE_S
-        with tempfile.TemporaryFile() as output:
-            children = [self._start(job, output.fileno()) for job in self.jobs]
-            ended = threading.Event()
-            watcher = threading.Thread(target=self._watch, args=(children, memory, ended), daemon=True)
-            watcher.start()
-            try:
-                killed = not _wait(children, limit)
-            finally:
-                for child in children:
-                    _kill(child)
-                ended.set()
-            watcher.join(15)
-            if any(child.returncode for child in children):
-                output.seek(0)
-                print(output.read()[-1500:].decode(errors="replace"), flush=True)
-        return killed, memory
+    def start(self) -> None:
+        """To be called in the main thread: its end is theirs."""
+        for job in self.jobs:
+            self._children.append(self._start(job))
+        threading.Thread(target=self._watch, daemon=True).start()
 
-    def _start(self, job: Job, output: int) -> subprocess.Popen[bytes]:
-        command = [sys.executable, "-m", "benchmarks.threads_vs_processes.worker", job.to_json()]
-        return subprocess.Popen(
-            command, env=self.environment(job), stdout=output, stderr=output, start_new_session=True
-        )
-
-    def _watch(self, children: list[subprocess.Popen[bytes]], memory: Memory, ended: threading.Event) -> None:
-        while not ended.wait(POLL_S):
-            memory.look(children, self.gpus)
-
-
-def _wait(children: list[subprocess.Popen[bytes]], limit: float) -> bool:
-    for child in children:
+    def _start(self, job: Job) -> psutil.Popen:
+        module = "benchmarks.threads_vs_processes.worker"
+        reading, held = os.pipe()
+        self._lifelines.append(held)
+        command = [sys.executable, "-m", "dfl_mp.lifeline", module, job.to_json()]
         try:
-            child.wait(max(0.1, limit - time.time()))
-        except subprocess.TimeoutExpired:
-            return False
-    return True
+            return psutil.Popen(
+                command,
+                env=self.environment(job, reading),
+                stdout=self._output,
+                stderr=self._output,
+                start_new_session=True,
+                pass_fds=(reading,),
+            )
+        finally:
+            os.close(reading)
+
+    def _watch(self) -> None:
+        while not self._rested.wait(POLL_S):
+            self.look()
+
+    def look(self) -> None:
+        self.memory.look([child for child in self._children if child.is_running()])
+
+    def rest(self) -> None:
+        """Look at the memory no more: the timed steps come."""
+        self._rested.set()
+
+    def ready(self) -> bool:
+        return self.gate.all_said("warm") or self.ended()
+
+    def over(self) -> bool:
+        return self._all("over")
+
+    def reported(self) -> bool:
+        return self._all("reported")
+
+    def ended(self) -> bool:
+        return all(child.poll() is not None for child in self._children)
+
+    def _all(self, word: str) -> bool:
+        pairs = zip(self.jobs, self._children, strict=True)
+        return all(self.gate.said(word, job.drafters[0]) or child.poll() is not None for job, child in pairs)
+
+    def end(self) -> None:
+        """Kill the interpreters with their compile helpers; show what was said by one that had broken."""
+        self.rest()
+        broken = any(child.poll() for child in self._children)
+        before = gpu_used_mb(self.gpus) if self.gpus else None
+        for child in self._children:
+            _kill(child)
+        for held in self._lifelines:
+            os.close(held)
+        if before is not None and not broken:
+            after = gpu_used_mb(self.gpus)
+            self.memory.gpu_mb = None if after is None else before - after
+        if broken:
+            self._output.seek(0)
+            print(self._output.read()[-1500:].decode(errors="replace"), flush=True)
+        self._output.close()
 
 
-def _kill(child: subprocess.Popen[bytes]) -> None:
-    """The interpreter with the compile helpers of its session."""
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(child.pid, signal.SIGKILL)
-    child.wait()
+def _kill(child: psutil.Popen) -> None:
+    doomed = [child, *helpers_of(child)]
+    for process in doomed:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process.kill()
+    with contextlib.suppress(psutil.TimeoutExpired):
+        child.wait(KILL_S)

@@ -19,7 +19,8 @@ from typing import Any
 import torch
 
 from benchmarks.threads_vs_processes.cells import Cell
-from benchmarks.threads_vs_processes.drafting import Drafting, Journal, Quota, attention_kernels, short
+from benchmarks.threads_vs_processes.drafting import WAVE_S, Drafting, Journal, Quota, attention_kernels, short
+from benchmarks.threads_vs_processes.gate import Gate
 from benchmarks.threads_vs_processes.sizes import SIZES, make_inputs, make_step
 from benchmarks.threads_vs_processes.workarounds import Workaround, compile_forward
 
@@ -33,8 +34,15 @@ class Job:
     """Numbers of those that live in this interpreter."""
     total: int
     device: str
-    deadline: float
-    backend: str = "inductor"
+    backend: str
+    start_by: float
+    """time.time() at which the warm-up ends."""
+    turn_s: float
+    """For the timed steps."""
+
+    @property
+    def gate(self) -> Gate:
+        return Gate(Path(self.folder), self.total)
 
     def to_json(self) -> str:
         return json.dumps(asdict(self))
@@ -65,8 +73,9 @@ def build(job: Job, place: int, journal: Journal) -> Drafting:
 
 def run(job: Job, journals: dict[int, Journal]) -> None:
     workaround = Workaround(job.cell)
-    quota = Quota(Path(job.folder), job.total, job.cell.steps, job.deadline)
+    quota = Quota(job.gate, job.cell.steps, job.start_by, job.turn_s)
     drafters = [build(job, place, journals[i]) for place, i in enumerate(job.drafters)]
+    hanging = 0
     if len(drafters) == 1:
         drafters[0].run(job.drafters[0], quota, workaround)
     else:
@@ -75,12 +84,23 @@ def run(job: Job, journals: dict[int, Journal]) -> None:
         threads = [threading.Thread(target=d.run, args=(i, quota, workaround, start), daemon=True) for i, d in pairs]
         for thread in threads:
             thread.start()
-        for thread in threads:
-            thread.join(max(0.1, job.deadline + 5 - time.time()))
-        if any(thread.is_alive() for thread in threads):
-            journals[job.drafters[0]].write("unfinished", threads=sum(t.is_alive() for t in threads))
-            return
-    report(drafters[0], journals[job.drafters[0]])
+        hanging = join(threads, quota)
+    first = job.drafters[0]
+    job.gate.say("over", first)
+    job.gate.wait(Gate.REPORT, time.time() + WAVE_S)
+    if hanging:
+        journals[first].write("unfinished", threads=hanging)
+    else:
+        report(drafters[0], journals[first])
+    job.gate.say("reported", first)
+    time.sleep(WAVE_S)  # with all its memory, which the benchmark measures as it ends this process
+
+
+def join(threads: list[threading.Thread], quota: Quota) -> int:
+    """How many hang."""
+    while (alive := [thread for thread in threads if thread.is_alive()]) and not quota.late():
+        alive[0].join(0.5)
+    return len(alive)
 
 
 def report(drafting: Drafting, journal: Journal) -> None:
