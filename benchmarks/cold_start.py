@@ -62,7 +62,7 @@ def child(options: argparse.Namespace, name: str) -> None:
 
 
 def start(cache: Path, name: str, threads: int) -> subprocess.Popen[str]:
-    environment = {key: value for key, value in os.environ.items() if key not in (compiling.INDUCTOR, compiling.TRITON)}
+    environment = {key: value for key, value in os.environ.items() if key not in compiling.CACHES}
     environment |= compiling.environment(environment, str(cache), threads) | {CHILD: name}
     command = [sys.executable, "-m", "benchmarks.cold_start", *sys.argv[1:]]
     return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True)

@@ -99,6 +99,7 @@ def compare(run: Path, steps: int, dtype: str, float8_too: bool) -> dict[str, An
         fast["float8"] = fast_step(config, prepared, ends, dtype, True)
     plain = PlainStep(config, prepared, ends, fast["fast"].gamma)
     found: dict[str, list[float]] = {name: [] for name in (*fast, "plain")}
+    memory: dict[int, int] = {}
     for number in range(min(steps, prepared.num_steps)):
         packs = [to_tensors(store[number * per_step + i], device) for i in range(per_step)]
         work = [(target.features(p.tokens_BS, p.position_BS, p.document_BS), p) for p in packs]
@@ -108,13 +109,15 @@ def compare(run: Path, steps: int, dtype: str, float8_too: bool) -> dict[str, An
             found[name].append(step.apply(step.vector, number).loss)
         found["plain"].append(plain.step(work, number))
         if number % 50 == 49:
+            memory[number + 1] = torch.cuda.memory_reserved() >> 20 if device.type == "cuda" else 0
             print(
                 f"step {number + 1}:",
                 ", ".join(f"{name} {losses[-1]:.4f}" for name, losses in found.items()),
                 flush=True,
             )
     worst = {name: worst_difference(found[name], found["plain"]) for name in fast}
-    return {"dtype": dtype, "attention": fast["fast"].attention, "worst_relative_difference": worst, **found}
+    about = {"dtype": dtype, "attention": fast["fast"].attention, "reserved_mib_at_step": memory}
+    return about | {"worst_relative_difference": worst} | found
 
 
 def worst_difference(losses: list[float], plain: list[float]) -> float:

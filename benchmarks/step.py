@@ -23,7 +23,7 @@ import torch
 from benchmarks.results_file import ResultFile, require_cuda
 from benchmarks.shapes import VOCAB, random_pack, random_step, useful_flop
 from dfl_mp.model.shapes import PackTensors
-from dfl_mp.train.step import compiled_graphs
+from dfl_mp.train.step import TrainStep, compiled_graphs
 
 Work = Callable[[], Any]
 FIELDS = ("rows", "tokens", "anchors")
@@ -89,9 +89,16 @@ def measure(accumulate: Callable[[int], Any], apply: Callable[[int], Any], steps
 
 
 def own(
-    size: str, packs: list[PackTensors], features: torch.Tensor, options: argparse.Namespace, **settings: Any
+    size: str,
+    packs: list[PackTensors],
+    features: torch.Tensor,
+    options: argparse.Namespace,
+    layers: bool = False,
+    **settings: Any,
 ) -> dict[str, Any]:
     step = random_step(size, features.device, activation_memory_budget=options.memory_budget, **settings)
+    if layers:
+        compile_layers(step)
     losses: list[float] = []
 
     def apply(i: int) -> None:
@@ -110,6 +117,13 @@ def own(
     if options.profile:
         found["kernels"] = kernels(lambda: (accumulate(0), apply(2 * options.steps + 1)))
     return found
+
+
+def compile_layers(step: TrainStep) -> None:
+    """Each layer for itself, not the drafter as a whole."""
+    for layer in step.drafter.layers:
+        layer.compile(dynamic=False, fullgraph=True)
+    step._forward = step.drafter.forward
 
 
 def specforge(
@@ -140,6 +154,8 @@ def run_case(case: str, options: argparse.Namespace) -> dict[str, Any]:
         sides["own_flex"] = partial(own, attention="flex")
     if options.float8_too:
         sides["own_float8"] = partial(own, float8=True)
+    if options.layers_too:
+        sides["own_layers"] = partial(own, layers=True)
     if options.specforge:
         sides["specforge"] = specforge
     for name, side in sides.items():
@@ -177,6 +193,7 @@ def main() -> None:
     parser.add_argument("--specforge", action="store_true", help="measure SpecForge beside")
     parser.add_argument("--flex-too", action="store_true", help="measure flex_attention beside FlashAttention-4")
     parser.add_argument("--float8-too", action="store_true", help="measure drafter.float8 beside")
+    parser.add_argument("--layers-too", action="store_true", help="measure the layers compiled one by one beside")
     parser.add_argument("--memory-budget", type=float, default=1.0, help="drafter.activation_memory_budget")
     parser.add_argument("--profile", action="store_true", help="keep each case's longest kernels")
     parser.add_argument("--out", type=Path)

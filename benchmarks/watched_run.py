@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.busy import Seen
+from dfl_mp.compiling import CACHES
 from dfl_mp.errors import DflError
 from dfl_mp.log import read_lines
 from dfl_mp.messages import Progress
@@ -29,8 +30,6 @@ POLL_S = 0.05
 ASK_EVERY_S = 0.25
 GONE_WITHIN_S = 15.0
 PATIENCE_S = 120.0
-OURS = ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR")
-"""Not inherited: `cluster.compile_cache` decides which cache a run has."""
 
 
 class RunFailed(Exception):
@@ -44,7 +43,9 @@ class WatchedRun:
         self.folder = folder
         folder.parent.mkdir(parents=True, exist_ok=True)
         self.log = folder.with_name(f"{folder.name}.log")
-        environment = {name: value for name, value in os.environ.items() if name not in OURS}
+        environment = {
+            name: value for name, value in os.environ.items() if name not in CACHES
+        }  # the run's own setting decides
         environment["PYTHONPATH"] = os.pathsep.join([str(REPO), *filter(None, [os.environ.get("PYTHONPATH")])])
         command = [sys.executable, "-m", module, "train", f"run.dir={folder}", *overrides]
         self.began = time.monotonic()

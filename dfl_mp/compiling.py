@@ -19,6 +19,8 @@ from pathlib import Path
 from dfl_mp.errors import ConfigError, DeadlineError
 
 INDUCTOR, TRITON, THREADS = "TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR", "TORCHINDUCTOR_COMPILE_THREADS"
+FLASH, FLASH_ON = "FLASH_ATTENTION_CUTE_DSL_CACHE_DIR", "FLASH_ATTENTION_CUTE_DSL_CACHE_ENABLED"
+CACHES = (INDUCTOR, TRITON, FLASH)
 MOST_THREADS = 8
 LOOK_EVERY_S = 0.05
 """flock has no deadline of its own, so it is tried this often."""
@@ -42,8 +44,11 @@ def environment(base: Mapping[str, str], setting: str | None, threads: int) -> d
     added = {} if THREADS in base else {THREADS: str(threads)}
     if INDUCTOR not in base:
         added[INDUCTOR] = str(_folder(base, setting))
+    cache = Path(base.get(INDUCTOR) or added[INDUCTOR])
     if TRITON not in base:
-        added[TRITON] = str(Path(base.get(INDUCTOR) or added[INDUCTOR]) / "triton")
+        added[TRITON] = str(cache / "triton")
+    if FLASH not in base and FLASH_ON not in base:
+        added |= {FLASH: str(cache / "flash"), FLASH_ON: "1"}
     return added
 
 

@@ -137,7 +137,7 @@ class ClusterConfig(Section):
     restarts_per_worker: Natural
     compile_cache: Text | None
     """Folder of compiled code, for its owner alone, shared by all workers and runs; None: `dfl-mp/compile` in the
-    user's cache folder. TORCHINDUCTOR_CACHE_DIR and TRITON_CACHE_DIR in the environment win."""
+    user's cache folder. Torch's, Triton's and FlashAttention's own variables win."""
     on_recompile: Literal["event", "error"]
     """What a graph that is compiled after a drafter's warm-up is: an event with its reason, or the worker's end."""
 

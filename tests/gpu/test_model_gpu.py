@@ -26,6 +26,12 @@ SPEC = make_spec(
 )
 
 
+@pytest.fixture(autouse=True)
+def _nothing_compiled() -> None:
+    """All steps here compile the same code, which Dynamo does eight times in a process."""
+    torch._dynamo.reset()
+
+
 def make_step(
     dtype: str, attention: str, loss: object = DFLASH, spec: DrafterSpec = SPEC, float8: bool = False
 ) -> TrainStep:

@@ -9,7 +9,18 @@ from pathlib import Path
 
 import pytest
 
-from dfl_mp.compiling import INDUCTOR, THREADS, TRITON, Turn, compile_threads, environment, key_of, private_folder
+from dfl_mp.compiling import (
+    FLASH,
+    FLASH_ON,
+    INDUCTOR,
+    THREADS,
+    TRITON,
+    Turn,
+    compile_threads,
+    environment,
+    key_of,
+    private_folder,
+)
 from dfl_mp.errors import ConfigError, DeadlineError
 from launcher.compose import REPO
 
@@ -30,10 +41,12 @@ def test_threads() -> None:
 def test_environment_is_added_and_never_replaces(tmp_path: Path) -> None:
     folder = tmp_path / "cache"
     added = environment({"HOME": "/x"}, str(folder), 4)
-    assert added == {THREADS: "4", INDUCTOR: str(folder), TRITON: str(folder / "triton")}
+    flash = {FLASH: str(folder / "flash"), FLASH_ON: "1"}
+    assert added == {THREADS: "4", INDUCTOR: str(folder), TRITON: str(folder / "triton"), **flash}
     assert folder.stat().st_mode & 0o777 == 0o700
-    assert environment({INDUCTOR: "/mine", THREADS: "1"}, str(folder), 4) == {TRITON: "/mine/triton"}
-    assert environment({INDUCTOR: "/mine", THREADS: "1", TRITON: "/t"}, None, 4) == {}
+    own = {INDUCTOR: "/mine", THREADS: "1", FLASH_ON: "0"}
+    assert environment(own, str(folder), 4) == {TRITON: "/mine/triton"}
+    assert environment({**own, TRITON: "/t"}, None, 4) == {}
 
 
 def test_default_folder_is_the_users(tmp_path: Path) -> None:
