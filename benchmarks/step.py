@@ -89,13 +89,9 @@ def measure(accumulate: Callable[[int], Any], apply: Callable[[int], Any], steps
 
 
 def own(
-    size: str,
-    packs: list[PackTensors],
-    features: torch.Tensor,
-    options: argparse.Namespace,
-    layers: bool = False,
-    **settings: Any,
+    size: str, packs: list[PackTensors], features: torch.Tensor, options: argparse.Namespace, **settings: Any
 ) -> dict[str, Any]:
+    layers = settings.pop("layers", False)
     step = random_step(size, features.device, activation_memory_budget=options.memory_budget, **settings)
     if layers:
         compile_layers(step)

@@ -43,9 +43,8 @@ class WatchedRun:
         self.folder = folder
         folder.parent.mkdir(parents=True, exist_ok=True)
         self.log = folder.with_name(f"{folder.name}.log")
-        environment = {
-            name: value for name, value in os.environ.items() if name not in CACHES
-        }  # the run's own setting decides
+        # Not inherited: `cluster.compile_cache` decides which cache a run has.
+        environment = {name: value for name, value in os.environ.items() if name not in CACHES}
         environment["PYTHONPATH"] = os.pathsep.join([str(REPO), *filter(None, [os.environ.get("PYTHONPATH")])])
         command = [sys.executable, "-m", module, "train", f"run.dir={folder}", *overrides]
         self.began = time.monotonic()
