@@ -20,7 +20,7 @@ from torch import Tensor
 from benchmarks.results_file import ResultFile
 from dfl_mp.config import Config
 from dfl_mp.data.packs import PackStore
-from dfl_mp.model.drafter import Drafter
+from dfl_mp.model.drafter import new_drafter
 from dfl_mp.model.frozen_ends import frozen_ends
 from dfl_mp.model.shapes import FrozenEnds, PackTensors
 from dfl_mp.model.target import load_feature_target
@@ -41,7 +41,7 @@ class PlainStep:
     def __init__(self, config: Config, prepared: Prepared, ends: FrozenEnds, gamma: float) -> None:
         self.config, self.num_steps = config, prepared.num_steps
         self.ends = ends.to(torch.float32, ends.embed_VH.device)
-        self.drafter = Drafter(prepared.drafter).to(self.ends.embed_VH.device)
+        self.drafter = new_drafter(prepared.drafter, self.ends.embed_VH.device)
         self.drafter.init_weights(config.train.seed)
         self.inputs = input_maker(prepared.drafter, self.ends, gamma, "dense")
         o = config.optim
@@ -80,7 +80,7 @@ def fast_step(config: Config, prepared: Prepared, ends: FrozenEnds, dtype: str, 
         num_steps=prepared.num_steps,
         float8=float8,
     )
-    step = TrainStep(Drafter(prepared.drafter).to(ends.embed_VH.device), ends, settings)
+    step = TrainStep(new_drafter(prepared.drafter, ends.embed_VH.device), ends, settings)
     step.reset(config.train.seed)
     return step
 

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from dfl_mp.config import LossConfig, OptimConfig
-from dfl_mp.model.drafter import Drafter
+from dfl_mp.model.drafter import new_drafter
 from dfl_mp.model.shapes import FrozenEnds, PackTensors
 from dfl_mp.specs import DrafterSpec
 from dfl_mp.train.step import StepSettings, TrainStep
@@ -60,10 +60,9 @@ def random_step(size: str, device: torch.device, num_layers: int = 5, **settings
     ends = FrozenEnds(
         *(torch.randn(shape, device=device, generator=generator, dtype=torch.bfloat16).mul_(0.02) for _ in range(2))
     )
-    with device:
-        drafter = Drafter(spec)
     chosen = {"dtype": "bfloat16", "attention": "auto", **settings}
-    step = TrainStep(drafter, ends, StepSettings(OPTIM, LOSS, packs_per_step=1, num_steps=1000, **chosen))
+    given = StepSettings(OPTIM, LOSS, packs_per_step=1, num_steps=1000, **chosen)
+    step = TrainStep(new_drafter(spec, device), ends, given)
     step.reset(0)
     return step
 

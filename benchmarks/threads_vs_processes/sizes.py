@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.shapes import LOSS, OPTIM, VOCAB, drafter_spec, random_pack
-from dfl_mp.model.drafter import Drafter
+from dfl_mp.model.drafter import new_drafter
 from dfl_mp.model.shapes import FrozenEnds, PackTensors
 from dfl_mp.specs import DrafterSpec
 from dfl_mp.train.step import StepSettings, TrainStep
@@ -55,14 +55,12 @@ def make_step(size: Size, device: torch.device) -> TrainStep:
     g = torch.Generator(device).manual_seed(0)
     shape = (size.vocab, size.spec.hidden_size)
     ends = FrozenEnds(*(torch.randn(shape, device=device, generator=g).mul_(0.02) for _ in range(2)))
-    with device:
-        drafter = Drafter(size.spec)
     dtype = "bfloat16" if device.type == "cuda" else "float32"
     attention = "flex" if device.type == "cuda" else "dense"
     settings = StepSettings(
         optim=OPTIM, loss=LOSS, dtype=dtype, attention=attention, packs_per_step=1, num_steps=NUM_STEPS
     )
-    step = TrainStep(drafter, ends, settings)
+    step = TrainStep(new_drafter(size.spec, device), ends, settings)
     step.reset(0)
     return step
 

@@ -64,7 +64,8 @@ class Rotary(nn.Module):
 
     def __init__(self, spec: DrafterSpec) -> None:
         super().__init__()
-        inv_freq, self.scale = inverse_frequencies(spec)
+        with torch.device("cpu"):  # another device may round differently
+            inv_freq, self.scale = inverse_frequencies(spec)
         self.register_buffer("inv_freq", inv_freq, persistent=False)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Rotary:

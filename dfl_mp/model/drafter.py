@@ -116,7 +116,7 @@ class Drafter(nn.Module):
 
     @torch.no_grad()
     def init_weights(self, seed: int) -> None:
-        """Matrices normal(0, 0.02), norms 1: a function of the seed alone, whatever the device and dtype."""
+        """Matrices normal(0, 0.02), norms 1: a function of the seed and the kind of device, whatever the dtype."""
         initial_weights_(dict(self.named_parameters()), seed)
 
     def context(self, features_BSF: Tensor) -> Tensor:
@@ -185,11 +185,21 @@ class DrafterCache:
         self.positions_BT = torch.cat((self.positions_BT, positions_BT), dim=1)
 
 
+def new_drafter(spec: DrafterSpec, device: torch.device) -> Drafter:
+    """On the device from the start: a CPU would take seconds for a billion random numbers, and to copy them."""
+    with device:
+        return Drafter(spec).to(device)
+
+
 def initial_weights_(parameters: dict[str, Tensor], seed: int) -> None:
     """Overwrite a drafter's parameters, given in the order of the module's own, with those that the seed stands for."""
-    generator = torch.Generator().manual_seed(seed)
+    device = next(iter(parameters.values())).device
+    generator = torch.Generator(device).manual_seed(seed)
     for p in parameters.values():
-        p.copy_(torch.ones(p.shape) if p.ndim == 1 else torch.randn(p.shape, generator=generator) * 0.02)
+        if p.ndim == 1:
+            p.fill_(1.0)
+        else:
+            p.copy_(torch.randn(p.shape, generator=generator, device=device).mul_(0.02))
 
 
 def _without_first(x_BMH: Tensor, block_size: int) -> Tensor:

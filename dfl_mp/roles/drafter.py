@@ -22,7 +22,7 @@ from dfl_mp.data.packs import PackStore
 from dfl_mp.errors import ConfigError
 from dfl_mp.log import say
 from dfl_mp.messages import Recompiled, Statistics
-from dfl_mp.model.drafter import Drafter as DrafterModel
+from dfl_mp.model.drafter import new_drafter
 from dfl_mp.model.frozen_ends import frozen_ends
 from dfl_mp.protocol.drafter import AllReduce, Apply, Compute, Drafter, Join, Work, WriteCheckpoint
 from dfl_mp.roles.common import Job, begin, device, exit_code_of, leave
@@ -80,7 +80,7 @@ class DrafterRole:
     def _build(self) -> TrainStep:
         c, p = self.job.config, self.job.prepared
         ends = frozen_ends(p.target, c.target, self.device)
-        model = DrafterModel(p.drafter).to(self.device)
+        model = new_drafter(p.drafter, self.device)
         settings = StepSettings(
             optim=c.optim,
             loss=c.train.loss,

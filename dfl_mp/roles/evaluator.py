@@ -31,7 +31,7 @@ from dfl_mp.errors import CheckpointError, ConfigError
 from dfl_mp.export import export_drafter, load_exported
 from dfl_mp.log import write_json
 from dfl_mp.model.decode import Decoded, Limits, acceptance, greedy_decode, repetition_rate, speculative_decode
-from dfl_mp.model.drafter import Drafter
+from dfl_mp.model.drafter import Drafter, new_drafter
 from dfl_mp.model.target_full import FullTarget, load_full_target
 from dfl_mp.roles.common import begin, device, exit_code_of
 from dfl_mp.roles.sample import sample
@@ -72,12 +72,12 @@ def export_checkpoint(checkpoint: Path, prepared: Prepared, folder: Path) -> Pat
 
 def make_drafter(spec: DrafterSpec, weights: dict[str, Tensor] | int, target: FullTarget) -> Drafter:
     """A drafter in the target's dtype and place, from weights or, untrained, from a seed."""
-    drafter = Drafter(spec)
+    drafter = new_drafter(spec, target.device)
     if isinstance(weights, int):
         drafter.init_weights(weights)
     else:
         drafter.load_state_dict(weights)
-    return drafter.to(target.device, target.dtype).eval().requires_grad_(False)
+    return drafter.to(target.dtype).eval().requires_grad_(False)
 
 
 def decode_all(
