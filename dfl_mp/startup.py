@@ -22,8 +22,8 @@ def process_age_s() -> float:
 class Startup:
     """`mark(part)` ends a part; the first begins with the process. `seconds` keeps them in order.
 
-    Parts of a drafter: python (interpreter and imports), cuda (context), load, wait (for the worker that compiles),
-    compile, proof.
+    Parts of a drafter: python (interpreter and imports), libraries (CUDA context and compiler), prepared (until the run
+    is), load, wait (for the worker that compiles), compile, proof.
     """
 
     def __init__(self) -> None:

@@ -11,6 +11,7 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from dfl_mp.gate import GATE, Gate
 from dfl_mp.lifeline import DEATH_PIPE
 from launcher.compose import REPO
 from launcher.plan import Placement
@@ -72,8 +73,11 @@ class Child:
 
     @property
     def age(self) -> float:
-        """Seconds since it was started."""
+        """Seconds since it was started, or let through the gate."""
         return time.monotonic() - self._born
+
+    def let_through(self) -> None:
+        self._born = time.monotonic()
 
     @property
     def code(self) -> int | None:
@@ -134,24 +138,31 @@ def spawn(module: str, arguments: Sequence[str], worker: tuple[str, int, Path], 
             stdout=out,
             stderr=subprocess.STDOUT,
             env=surroundings.environment(),
-            pass_fds=(surroundings.lifeline.read_end,),
+            pass_fds=surroundings.inherited(),
             start_new_session=True,
         )
     return Child(name, incarnation, process, log)
 
 
 class Surroundings:
-    """Where a worker runs: its place, its threads, the death pipe."""
+    """Where a worker runs: its place, its threads, the death pipe, and the gate that it waits at, if any."""
 
-    def __init__(self, placement: Placement | None, threads: int, lifeline: Lifeline) -> None:
+    def __init__(self, placement: Placement | None, threads: int, lifeline: Lifeline, gate: Gate | None = None) -> None:
         self.placement = placement
         self.threads = threads
         self.lifeline = lifeline
+        self.gate = gate
+
+    def inherited(self) -> tuple[int, ...]:
+        """Descriptors that the worker keeps."""
+        return (self.lifeline.read_end, *([self.gate.read_end] if self.gate else []))
 
     def environment(self, base: Mapping[str, str] = os.environ) -> dict[str, str]:
         """The whole environment of the launcher and ours on top; never a fresh one."""
         environment = dict(base) | ALWAYS | dict.fromkeys(THREADS, str(self.threads))
         environment[DEATH_PIPE] = str(self.lifeline.read_end)
+        if self.gate is not None:
+            environment[GATE] = self.gate.setting
         paths = [str(REPO), *filter(None, [base.get("PYTHONPATH")])]
         environment["PYTHONPATH"] = os.pathsep.join(paths)
         if self.placement is not None and self.placement.gpu is not None:

@@ -32,7 +32,7 @@ from launcher.crew import MODULES, Crew
 from launcher.plan import Placement, Plan
 from launcher.policy import restart_at
 from launcher.post import Post
-from launcher.run_dir import RunDir, first_incarnation
+from launcher.run_dir import RunDir
 from launcher.signals import Signals
 from launcher.stop import Interrupted
 
@@ -58,13 +58,15 @@ class Supervisor:
         self.config = config
         self.plan = plan
         self.console = Console(run.path, config.run.progress_every_s)
-        self.crew = Crew(run.path, first_incarnation(run.path), modules)
+        self.crew = Crew(run.path, config.deadline.prepare, modules)
         self._places: dict[str, Placement] = {place.name: place for place in plan.workers}
         self._signals = signals
         self._post = Post(run.path, self._greeting)
         self._post.watch(signals.fd)
         self._deaths: dict[str, list[float]] = {}
         """Times of each worker's deaths since the last committed step."""
+        self._fallen_early: list[Child] = []
+        """Workers that died while the run was prepared."""
         self._due: dict[str, float] = {}
         """When to start a dead worker again."""
         self._commands = Commands(self.crew, self._places, self._due, self._deaths, config.train.packs_per_step)
@@ -78,7 +80,12 @@ class Supervisor:
     # ---- phases --------------------------------------------------------------------------------------------------
 
     def prepare(self) -> None:
-        """Check target and data. Raises ConfigError with what the worker says is wrong, WorkerFailed, Interrupted."""
+        """Check target and data. Raises ConfigError with what the worker says is wrong, WorkerFailed, Interrupted.
+
+        Targets and drafters load their libraries meanwhile.
+        """
+        for name in self._places:
+            self._start(name)
         done = self._alone("prepare", self.config.deadline.prepare)
         for line in done.log_lines():
             if line.startswith("data: "):
@@ -86,9 +93,11 @@ class Supervisor:
 
     def train(self) -> None:
         """Until every step is committed and saved. Raises ConfigError, WorkerFailed, Interrupted; no worker is left."""
-        for name in ("coordinator", *self._places):
-            self._start(name)
+        self._start("coordinator")
+        self.crew.open_gate()
         try:
+            for child in self._fallen_early:
+                self._on_death(child)
             while self._verdict is None:
                 self._turn()
         except (Interrupted, ConfigError, WorkerFailed) as error:
@@ -116,7 +125,7 @@ class Supervisor:
     def _alone(self, name: str, within: float) -> Child:
         child = self._start(name)
         while name in self.crew.alive:
-            self._bury(TURN_S)
+            self._fallen_early += [dead for dead in self._bury(TURN_S) if dead is not child]
             self.console.waiting(child)
             if child.age > within:
                 self._kill_stuck(child, f"not done after {within:.0f} s")

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 from dfl_mp.config import Config, parse
 from dfl_mp.errors import ConfigError
+from dfl_mp.gate import pass_gate
 from dfl_mp.specs import Prepared
 
 if TYPE_CHECKING:
@@ -31,11 +32,21 @@ class Job:
 
 
 def begin(argv: list[str]) -> Job:
-    """Read the command line `RUN_DIR [WORKER]`."""
+    """Read the command line `RUN_DIR [WORKER]`, once the run is prepared. Raises ConfigError, DeadlineError."""
     os.umask(0o077)
+    pass_gate()
     run_dir = Path(argv[1])
     config = parse(json.loads((run_dir / "config.json").read_text()))
     return Job(run_dir, argv[2] if len(argv) > 2 else "", config, Prepared.read(run_dir / "prepared.json"))
+
+
+def load_libraries(on: torch.device) -> None:
+    """What a worker needs, whatever the run: the CUDA context, and there the compiler."""
+    import torch
+
+    torch.empty(1, device=on)
+    if on.type == "cuda":
+        import torch._inductor.compile_fx
 
 
 def exit_code_of(error: ConfigError) -> int:

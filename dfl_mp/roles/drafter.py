@@ -23,9 +23,10 @@ from dfl_mp.errors import ConfigError
 from dfl_mp.log import say
 from dfl_mp.messages import Recompiled, Statistics
 from dfl_mp.model.drafter import new_drafter
+from dfl_mp.model.flash import HEAD_DIMS, flash_reason
 from dfl_mp.model.frozen_ends import frozen_ends
 from dfl_mp.protocol.drafter import AllReduce, Apply, Compute, Drafter, Join, Work, WriteCheckpoint
-from dfl_mp.roles.common import Job, begin, device, exit_code_of, leave
+from dfl_mp.roles.common import Job, begin, device, exit_code_of, leave, load_libraries
 from dfl_mp.roles.intake import Intake
 from dfl_mp.roles.tensors import to_tensors
 from dfl_mp.roles.warmup import WarmUp
@@ -44,8 +45,6 @@ class DrafterRole:
 
     def __init__(self, job: Job, startup: Startup) -> None:
         self.job, self.device, self.startup = job, device(), startup
-        torch.empty(1, device=self.device)  # makes the CUDA context
-        startup.mark("cuda")
         self.box = BlackBox(job.run_dir, job.worker)
         self.store = PackStore.open(Path(job.prepared.data_dir))
         self.per_step = job.config.train.packs_per_step
@@ -244,7 +243,13 @@ def main() -> int:
     startup.mark("python")
     end_process_on_thread_error()
     try:
-        DrafterRole(begin(sys.argv), startup).run()
+        place = device()
+        load_libraries(place)
+        flash_reason(place, torch.bfloat16, HEAD_DIMS[0])  # loads the library, if it can be used
+        startup.mark("libraries")
+        job = begin(sys.argv)
+        startup.mark("prepared")
+        DrafterRole(job, startup).run()
     except ConfigError as error:
         return exit_code_of(error)
     return 0

@@ -26,7 +26,7 @@ from dfl_mp.messages import Compute
 from dfl_mp.model.target import FeatureTarget, load_feature_target
 from dfl_mp.model.target_compile import compile_target
 from dfl_mp.protocol.target import Target
-from dfl_mp.roles.common import TRANSPORT, Job, begin, device, exit_code_of, leave
+from dfl_mp.roles.common import TRANSPORT, Job, begin, device, exit_code_of, leave, load_libraries
 from dfl_mp.roles.tensors import to_tensors
 from dfl_mp.roles.turns import code_key, take_turn
 from dfl_mp.roles.worker import Control, end_process_on_thread_error
@@ -48,8 +48,6 @@ class TargetRole:
 
     def __init__(self, job: Job, startup: Startup) -> None:
         self.job, self.device, self.startup = job, device(), startup
-        torch.empty(1, device=self.device)  # makes the CUDA context
-        startup.mark("cuda")
         self.box = BlackBox(job.run_dir, job.worker)
         self.store = PackStore.open(Path(job.prepared.data_dir))
         self.ring = self._make_ring()
@@ -169,7 +167,12 @@ def main() -> int:
     startup.mark("python")
     end_process_on_thread_error()
     try:
-        TargetRole(begin(sys.argv), startup).run()
+        place = device()
+        load_libraries(place)
+        startup.mark("libraries")
+        job = begin(sys.argv)
+        startup.mark("prepared")
+        TargetRole(job, startup).run()
     except ConfigError as error:
         return exit_code_of(error)
     return 0
