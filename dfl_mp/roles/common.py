@@ -41,12 +41,15 @@ def begin(argv: list[str]) -> Job:
 
 
 def load_libraries(on: torch.device) -> None:
-    """What a worker needs, whatever the run: the CUDA context, and there the compiler."""
+    """What a worker needs, whatever the run: the CUDA context, and there the compiler with its helpers."""
     import torch
 
     torch.empty(1, device=on)
     if on.type == "cuda":
         import torch._inductor.compile_fx
+        from torch._inductor.async_compile import AsyncCompile
+
+        AsyncCompile.warm_pool()
 
 
 def exit_code_of(error: ConfigError) -> int:

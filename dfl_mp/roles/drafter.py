@@ -23,7 +23,7 @@ from dfl_mp.errors import ConfigError
 from dfl_mp.log import say
 from dfl_mp.messages import Recompiled, Statistics
 from dfl_mp.model.drafter import new_drafter
-from dfl_mp.model.flash import HEAD_DIMS, flash_reason
+from dfl_mp.model.flash import flash_reason
 from dfl_mp.model.frozen_ends import frozen_ends
 from dfl_mp.protocol.drafter import AllReduce, Apply, Compute, Drafter, Join, Work, WriteCheckpoint
 from dfl_mp.roles.common import Job, begin, device, exit_code_of, leave, load_libraries
@@ -245,7 +245,7 @@ def main() -> int:
     try:
         place = device()
         load_libraries(place)
-        flash_reason(place, torch.bfloat16, HEAD_DIMS[0])  # loads the library, if it can be used
+        flash_reason(place, torch.bfloat16, head_dim=128)  # loads the library, if it can be used
         startup.mark("libraries")
         job = begin(sys.argv)
         startup.mark("prepared")
