@@ -8,8 +8,12 @@ import subprocess
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from dfl_mp.needs import UNKNOWN_GPU, Device
+
 ASK_WITHIN_S = 30.0
 OCCUPIED_MIB = 1024
+MEMORY = "index,uuid,memory.used,memory.free,memory.total"
+"""What every nvidia-smi knows; `compute_cap` is younger, and one field that it does not know fails the query."""
 
 
 @dataclass(frozen=True)
@@ -21,6 +25,7 @@ class Gpu:
     total_mib: int
     busy_by: str = ""
     """Who holds more than a GiB of it; empty when it is free."""
+    device: Device = UNKNOWN_GPU
 
 
 @dataclass(frozen=True)
@@ -39,22 +44,23 @@ def look(environment: Mapping[str, str] = os.environ) -> Machine:
     visible = environment.get("CUDA_VISIBLE_DEVICES")
     if visible is not None and visible.strip() in ("", "-1"):
         return Machine(cores)
-    devices = _ask("--query-gpu=index,uuid,memory.used,memory.free,memory.total")
+    devices = _ask(f"--query-gpu={MEMORY},compute_cap,name") or _ask(f"--query-gpu={MEMORY}")
     if not devices:
         return Machine(cores)
     return Machine(cores, read_gpus(devices, _ask("--query-compute-apps=gpu_uuid,pid,process_name"), visible))
 
 
 def read_gpus(devices: list[list[str]], processes: list[list[str]], visible: str | None) -> tuple[Gpu, ...]:
-    """GPUs from rows of nvidia-smi (index, uuid, used, free, total in MiB; uuid, pid, name), in the user's order.
+    """GPUs from rows of nvidia-smi (index, uuid, used, free, total in MiB, and compute capability and name where it
+    knows them; uuid, pid, name), in the user's order.
 
     `visible` is CUDA_VISIBLE_DEVICES: indices, UUIDs or beginnings of UUIDs; as in CUDA, an unknown entry ends it.
     """
     gpus: dict[str, Gpu] = {}
-    for index, uuid, used, free, total in devices:
+    for index, uuid, used, free, total, *kind in devices:
         holders = [f"process {pid} ({name})" for owner, pid, name in processes if owner == uuid]
         busy = (", ".join(holders) or f"{used} MiB in use") if int(used) > OCCUPIED_MIB else ""
-        gpus[uuid] = Gpu(index, int(free), int(total), busy)
+        gpus[uuid] = Gpu(index, int(free), int(total), busy, _device(kind))
     if visible is None:
         return tuple(gpus.values())
     chosen = []
@@ -66,6 +72,13 @@ def read_gpus(devices: list[list[str]], processes: list[list[str]], visible: str
             break
         chosen.append(gpus[match[0]])
     return tuple(chosen)
+
+
+def _device(kind: list[str]) -> Device:
+    """Of compute capability and name; of nothing, where nvidia-smi did not know these fields."""
+    major, _, minor = kind[0].partition(".") if kind else ("", "", "")
+    known = major.isdecimal() and minor.isdecimal()
+    return Device(True, ", ".join(kind[1:]), (int(major), int(minor)) if known else None)
 
 
 def _ask(query: str) -> list[list[str]]:

@@ -12,7 +12,7 @@ from dfl_mp.errors import ConfigError, WorkerFailed
 from dfl_mp.inputs import find_file, find_target
 from dfl_mp.log import read_lines
 from dfl_mp.specs import Prepared
-from launcher import compose, cost, lasting, machine, memory, summary
+from launcher import compose, cost, fitness, lasting, machine, memory, summary
 from launcher.crew import MODULES
 from launcher.detach import Report
 from launcher.plan import Plan, plan
@@ -42,6 +42,7 @@ def main(
         _find_files(config)
         placed = plan(config.cluster, machine.look(), config.train.packs_per_step, cost.of(config))
         config = with_dtypes(config, gpu=placed.workers[0].gpu is not None)
+        fitness.check(placed, config)
         if placed.workers[0].gpu is not None:
             os.environ.update(compiling.environment(os.environ, config.cluster.compile_cache, placed.compile_threads))
         run, config = open_run(config)

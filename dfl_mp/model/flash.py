@@ -13,8 +13,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-HEAD_DIMS = (64, 128)
-"""Those that were tried."""
+from dfl_mp import needs
 
 
 class FlashMask(NamedTuple):
@@ -28,14 +27,11 @@ class FlashMask(NamedTuple):
 
 def flash_reason(device: torch.device, dtype: torch.dtype, head_dim: int) -> str | None:
     """Why FlashAttention-4 cannot be used, or None."""
-    if dtype != torch.bfloat16:
-        return f"it needs bfloat16, not {dtype}"
-    if head_dim not in HEAD_DIMS:
-        return f"it needs a head_dim of {' or '.join(map(str, HEAD_DIMS))}, not {head_dim}"
-    if importlib.util.find_spec("flash_attn") is None or importlib.util.find_spec("flash_attn.cute") is None:
-        return "it needs flash-attn-4: pip install 'dfl-mp[flash]'"
-    if device.type != "cuda" or torch.cuda.get_device_capability(device)[0] != 9:
-        return "it needs a Hopper GPU"
+    reason = needs.flash_reason(needs.describe(device), str(dtype).removeprefix("torch."), head_dim)
+    if reason is not None:
+        return reason
+    if importlib.util.find_spec("flash_attn.cute") is None:
+        return needs.WITHOUT_FLASH_ATTN
     try:
         _library()
     except Exception as failure:  # of the library's compiler, too

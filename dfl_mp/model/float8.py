@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from dfl_mp.errors import ConfigError
+from dfl_mp import needs
 
 DTYPE = torch.float8_e4m3fn
 LARGEST = torch.finfo(DTYPE).max
@@ -38,13 +38,4 @@ def fits(sizes: tuple[int, ...]) -> bool:
 
 def require(field: str, device: torch.device, dtype: torch.dtype) -> None:
     """Raises ConfigError naming the config field (`target.float8`) where it cannot be used."""
-    section = field.split(".")[0]
-    if device.type != "cuda":
-        raise ConfigError(f"{field}: needs a GPU of compute capability 8.9 or newer; there is none")
-    major, minor = torch.cuda.get_device_capability(device)
-    if (major, minor) < (8, 9):
-        raise ConfigError(
-            f"{field}: needs compute capability 8.9; {torch.cuda.get_device_name(device)} has {major}.{minor}"
-        )
-    if dtype != torch.bfloat16:
-        raise ConfigError(f"{field}: needs {section}.dtype=bfloat16")
+    needs.require_float8(field, needs.describe(device), str(dtype).removeprefix("torch."))

@@ -13,8 +13,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from dfl_mp import needs
 from dfl_mp.config import LossConfig, OptimConfig
-from dfl_mp.errors import CheckpointError, ConfigError
+from dfl_mp.errors import CheckpointError
 from dfl_mp.model.blocks import default_gamma
 from dfl_mp.model.drafter import Drafter, initial_weights_
 from dfl_mp.model.flash import flash_reason
@@ -49,17 +50,15 @@ class StepSettings:
 
 def choose_attention(attention: str, dtype: str, device: torch.device, head_dim: int) -> str:
     """For "auto" flash or flex on CUDA (not in float64), else dense. Raises ConfigError for what cannot run here."""
-    without_flash = flash_reason(device, getattr(torch, dtype), head_dim)
-    flex = device.type == "cuda" and dtype != "float64"
-    if attention == "flash" and without_flash:
-        raise ConfigError(f"drafter.attention: flash cannot be used here: {without_flash}")
-    if attention == "flex" and not flex:
-        raise ConfigError(
-            f"drafter.attention: flex needs a CUDA device and a dtype below float64 (got {device}, {dtype})"
-        )
+    without = {
+        "flash": flash_reason(device, getattr(torch, dtype), head_dim),
+        "flex": needs.flex_reason(needs.describe(device), dtype),
+        "dense": None,
+    }
     if attention != "auto":
+        needs.require_attention(attention, without[attention])
         return attention
-    return "flash" if without_flash is None else "flex" if flex else "dense"
+    return next(way for way, reason in without.items() if reason is None)
 
 
 def compiled_graphs() -> int:

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from dfl_mp.config import ClusterConfig
 from dfl_mp.errors import ConfigError
+from dfl_mp.needs import UNKNOWN_GPU, Device
 from launcher.machine import Gpu, Machine, look, read_gpus
 from launcher.plan import plan, split_gpus, work_share
 from launcher.policy import restart_at
@@ -134,6 +135,19 @@ def test_visible_gpus(visible: str | None, names: str) -> None:
     gpus = read_gpus(DEVICES, PROCESSES, visible)
     assert "".join(gpu.name for gpu in gpus) == names
     assert {gpu.name: gpu.busy_by for gpu in gpus if gpu.busy_by} in ({}, {"1": "process 77 (python)"})
+
+
+@pytest.mark.parametrize(
+    ("kind", "device"),
+    [
+        ([], UNKNOWN_GPU),
+        (["9.0", "NVIDIA H200"], Device(True, "NVIDIA H200", (9, 0))),
+        (["[N/A]", "A card", "of many words"], Device(True, "A card, of many words", None)),
+    ],
+)
+def test_kinds_of_gpus(kind: list[str], device: Device) -> None:
+    [gpu] = read_gpus([[*DEVICES[0], *kind]], [], None)
+    assert gpu.device == device
 
 
 def test_no_gpu_is_looked_for_when_the_user_hides_them() -> None:

@@ -12,7 +12,7 @@ import pytest
 from launcher.compose import REPO
 
 LEAVES = {"errors", "config", "messages", "log", "specs", "blackbox", "lifeline", "inputs", "metrics", "words"}
-LEAVES |= {"compiling", "pace", "startup"}
+LEAVES |= {"compiling", "gate", "needs", "pace", "startup"}
 MAY_IMPORT = {
     "data": {"data", "model.target_spec", "quickstart"},
     "model": {"model"},
