@@ -20,7 +20,7 @@ from dfl_mp.transport.links import Link
 from launcher import __main__ as cli
 from launcher.compose import REPO
 from launcher.run_dir import sweep
-from tests.process.launches import MARK, launched, processes, until
+from tests.process.launches import MARK, Launch, launched, processes, until
 from tests.process.tiny_run import write_inputs
 
 ENVIRONMENT = dict(os.environ, CUDA_VISIBLE_DEVICES="", HF_HUB_OFFLINE="1", OMP_NUM_THREADS="1")
@@ -77,14 +77,28 @@ def test_one_that_does_not_end_when_asked_is_killed(run_dir: Path, capsys: Said)
         assert exited["signal"] == "SIGKILL"
 
 
+def _the_coordinator_is_killed_and_restarted(launch: Launch, said: Said) -> None:
+    """By name, although it is deaf; its successors are not, and none of it counts as a death."""
+    code, text = told(said, "kill", launch.run_dir, "coordinator")
+    pids = [event["pid"] for event in launch.events("worker_started", "coordinator")]
+    assert (code, text) == (0, "coordinator.1 (pid {}) killed; coordinator.2 (pid {}) has started\n".format(*pids))
+    gone = (1, "kill: coordinator.1 is gone; coordinator.2 runs now\n")
+    assert told(said, "kill", launch.run_dir, "coordinator.1") == gone
+    code, text = told(said, "restart", launch.run_dir, "coordinator.2")
+    assert code == 0 and text.startswith(f"coordinator.2 (pid {pids[1]}) ended; coordinator.3 (pid ")
+    assert [event["signal"] for event in launch.events("worker_exited", "coordinator")] == ["SIGKILL", "SIGTERM"]
+    until(lambda: told(said, "kill", launch.run_dir, "drafter-1")[0] == 0)
+
+
 def test_no_coordinator_no_answer(run_dir: Path, capsys: Said, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("launcher.asking.ANSWER_WITHIN_S", 0.5)
-    with launched(run_dir, "long") as launch:
+    with launched(run_dir, "long", "cluster.restarts_per_worker=0") as launch:
         launch.pid_of("drafter-1")
         until(lambda: json.loads((run_dir / "progress.json").read_text())["phase"] == "train")
         os.kill(launch.events("worker_started", "coordinator")[0]["pid"], signal.SIGSTOP)
         code, text = told(capsys, "kill", run_dir, "drafter-1")
         assert code == 1 and "the coordinator is starting (again) and does not answer yet" in text
+        _the_coordinator_is_killed_and_restarted(launch, capsys)
         launch.process.send_signal(signal.SIGINT)
 
 
@@ -168,6 +182,8 @@ def test_a_run_is_looked_after(run: Run, capsys: Said) -> None:
     _late_words_are_answered_with_stop(run)
     _checkpoint(run, capsys)
     _target_goes_and_comes_back(run, capsys)
+    run.goes_on(drafters=2)
+    assert told(capsys, "restart", run.dir, "coordinator")[0] == 0
     run.goes_on(drafters=2)
     _drafters_go_and_come_back(run, capsys)
     _stop_and_resume(run, capsys)

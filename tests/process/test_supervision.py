@@ -97,6 +97,16 @@ def test_worker_that_does_not_start_ends_the_run_with_its_traceback(run_dir: Pat
         nothing_left(run_dir)
 
 
+def test_worker_killed_while_the_run_is_prepared_is_started_again(run_dir: Path) -> None:
+    with launched(run_dir, "slow") as launch:
+        until(lambda: launch.events("worker_started", "drafter-1"))
+        assert not launch.told("Alive")
+        os.kill(launch.events("worker_started", "drafter-1")[0]["pid"], signal.SIGKILL)
+        assert launch.wait() == 0, launch.err
+        assert [e["incarnation"] for e in launch.events("worker_ready", "drafter-1")] == [2]
+        nothing_left(run_dir)
+
+
 def test_spent_budget_ends_the_run_with_the_last_traceback(run_dir: Path) -> None:
     with launched(run_dir, "crashing", "cluster.restarts_per_worker=1") as launch:
         assert launch.wait() == 1

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 from dfl_mp.blackbox import BlackBox
+from dfl_mp.gate import pass_gate
 from dfl_mp.messages import Heartbeat, Status, Stop, incarnation_of
 from dfl_mp.transport.links import Link
 
@@ -15,6 +16,7 @@ STATUS = Status(state="working", since_s=0.0, step=0, busy_s=1.0, wait_s=1.0, pa
 
 
 def live(run_dir: Path, worker: str, mode: str) -> None:
+    pass_gate()
     box = BlackBox(run_dir, worker)
     if mode == "broken" and worker.startswith("drafter-1"):
         raise RuntimeError("the stub does not start")
