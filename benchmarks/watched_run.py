@@ -118,8 +118,9 @@ class WatchedRun:
         return " | ".join(self.log.read_text(errors="replace").split("\n"))[-most:]
 
     def starts(self) -> dict[str, Any]:
-        """Worker -> seconds of the parts of its start, of those that say so."""
-        return {e["worker"]: e.get("seconds") for e in self.events("worker_ready") if e.get("seconds")}
+        """Worker -> seconds of the parts of its start, and of compiling among them, of those that say so."""
+        ready = [e for e in self.events("worker_ready") if e.get("seconds")]
+        return {e["worker"]: e["seconds"] | {"compiled": e.get("compiled") or {}} for e in ready}
 
     def _ask(self) -> None:
         """Look at the workers' own figures several times a second."""
