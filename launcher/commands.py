@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 
 from dfl_mp.errors import ConfigError
-from dfl_mp.messages import Answer, Command, is_worker, role_of
+from dfl_mp.messages import COORDINATOR, Answer, Command, is_worker, role_of
 from launcher import machine
 from launcher.child import Child
 from launcher.crew import Crew
@@ -50,6 +50,13 @@ class Commands:
         except Refused as refusal:
             code, text = refusal.code, str(refusal)
         return Answer(operator=command.operator, code=code, text=text)
+
+    def of_coordinator(self, what: str) -> str:
+        """`kill` or `restart` the coordinator; what has happened, in words."""
+        try:
+            return self._kill(COORDINATOR) if what == "kill" else self._restart(COORDINATOR)
+        except Refused as refusal:
+            return str(refusal)
 
     def _do(self, command: Command) -> str:
         if command.what == "add-drafter":

@@ -1,14 +1,12 @@
 """An operator's commands to a run that is under way: `python -m launcher kill|... [RUN] [WORKER]`.
 
 A peer of the coordinator like any worker: a command goes to it, from there to the launcher when it is about processes,
-and the answer comes back the same way. `stop` is Ctrl-C by a signal: it has to work without a coordinator too."""
+and the answer comes back the same way. `stop`, and what concerns the coordinator itself, go by a signal."""
 
 from __future__ import annotations
 
 import json
-import os
 import re
-import signal
 import sys
 import time
 from collections.abc import Sequence
@@ -17,18 +15,17 @@ from pathlib import Path
 from typing import cast
 
 from dfl_mp.errors import ConfigError
-from dfl_mp.log import read_lines
-from dfl_mp.messages import Answer, Progress
-from launcher import attach, status
+from dfl_mp.messages import COORDINATOR, Answer, Progress
+from launcher import attach, by_signal, status
 from launcher.asking import ANSWER_WITHIN_S, Asking, NotNow, Silence, What
-from launcher.attach import launcher_of, running
+from launcher.attach import running
+from launcher.by_signal import SAY_EVERY_S
 from launcher.snapshot import Snapshot
-from launcher.tail import short
 
 HELP = {
     "status": "state, rates and workers of a run: status [RUN] [--json]",
-    "kill": "SIGKILL a worker; it starts again: kill [RUN] WORKER",
-    "restart": "end a worker and start it again, also one that was removed: restart [RUN] WORKER",
+    "kill": "SIGKILL a worker or the coordinator; it starts again: kill [RUN] WORKER",
+    "restart": "end a worker or the coordinator and start it again, also one that was removed: restart [RUN] WORKER",
     "remove": "end a worker and go on without it: remove [RUN] WORKER",
     "add-drafter": "one more drafter, on a free GPU or the CPU: add-drafter [RUN]",
     "checkpoint": "save a checkpoint now and wait for it: checkpoint [RUN]",
@@ -37,8 +34,6 @@ HELP = {
 OF_A_WORKER = ("kill", "restart", "remove")
 SAVE_WITHIN_S = 70.0
 """The coordinator gives up after 60."""
-LOOK_S = 0.05
-SAY_EVERY_S = 5.0
 
 
 @dataclass(frozen=True)
@@ -53,7 +48,11 @@ def main(name: str, words: Sequence[str]) -> int:
     asked = read(name, [word for word in words if not (as_json and word == "--json")])
     try:
         if name == "stop":
-            return _stop(asked.run_dir)
+            by_signal.stop(asked.run_dir)
+            return 0
+        if name in ("kill", "restart") and asked.worker.partition(".")[0] == COORDINATOR:
+            by_signal.end_coordinator(name, asked.run_dir, asked.worker)
+            return 0
         return _status(asked.run_dir, as_json) if name == "status" else _order(name, asked)
     except NotNow as error:
         print(f"{name}: {error}", file=sys.stderr)
@@ -71,7 +70,7 @@ def read(name: str, words: Sequence[str]) -> Asked:
     takes = name in OF_A_WORKER
     if len(words) > 1 + takes:
         raise ConfigError(f"{name}: too many words; usage: {HELP[name].rpartition(': ')[2]}")
-    if takes and len(words) == 1 and re.fullmatch(r"(target|drafter)-\d+(\.\d+)?", words[0]):
+    if takes and len(words) == 1 and re.fullmatch(r"((target|drafter)-\d+|coordinator)(\.\d+)?", words[0]):
         return Asked(attach.find([]), words[0])
     worker = words[1] if len(words) > 1 else ""
     return Asked(attach.find(words[:1]), worker)
@@ -135,35 +134,4 @@ def _status(run_dir: Path, as_json: bool) -> int:
     if seen["phase"] in ("train", "stopping") and progress is None:
         print(f"status: {problem}; this is what was known last", file=sys.stderr)
         return 1
-    return 0
-
-
-# ---- stop ------------------------------------------------------------------------------------------------------------
-
-
-def _stop(run_dir: Path) -> int:
-    if not running(run_dir):
-        raise NotNow(f"{short(run_dir)} is over already")
-    pid = launcher_of(run_dir)
-    assert pid is not None
-    snapshot = Snapshot.read(run_dir)
-    if snapshot is None or snapshot.phase != "stopping":  # a second signal would cut the first one's saving short
-        os.kill(pid, signal.SIGTERM)
-    print(f"{short(run_dir)} (process {pid}) saves and ends ...", flush=True)
-    began = said = time.monotonic()
-    deadlines = json.loads((run_dir / "config.json").read_text())["deadline"]
-    within = deadlines["save"] + 3 * deadlines["stop"] + 20.0
-    while running(run_dir) and launcher_of(run_dir) == pid:
-        now = time.monotonic()
-        if now - began > within:
-            raise NotNow(f"it has not ended after {within:.0f} s; kill {pid} makes it hurry, kill -9 {pid} ends it")
-        if now - said > SAY_EVERY_S:
-            said = now
-            print(f"stopping, {now - began:.0f} s", flush=True)
-        time.sleep(LOOK_S)
-    reason = status.over(run_dir)["reason"]
-    steps = len(read_lines(run_dir / "metrics.jsonl"))
-    print(f"{'done' if reason == 'done' else 'stopped'} after {steps} steps")
-    if reason != "done":
-        print(f"resume with: make resume RUN={short(run_dir)}")
     return 0

@@ -144,6 +144,8 @@ class Supervisor:
         messages = self._wait(TURN_S if greeted else HURRIED_TURN_S)
         for message in messages:
             self._on_message(message)
+        for what in self._signals.orders():
+            self.console.notice(f"{what}: {self._commands.of_coordinator(what)}")
         for child in self._bury(0):
             self._on_death(child)
         self._watch_coordinator(heard=bool(messages))

@@ -55,6 +55,7 @@ def started(name: str, incarnation: int, pid: int) -> dict[str, Any]:
 
 def test_run_and_worker_are_told_apart(run_dir: Path) -> None:
     assert ctl.read("kill", ["drafter-1"]) == ctl.Asked(run_dir, "drafter-1")
+    assert ctl.read("restart", ["coordinator"]) == ctl.Asked(run_dir, "coordinator")
     assert ctl.read("kill", ["runs/latest", "drafter-1.2"]) == ctl.Asked(run_dir, "drafter-1.2")
     assert ctl.read("kill", ["runs/latest"]) == ctl.read("stop", []) == ctl.Asked(run_dir, "")
 
@@ -78,6 +79,9 @@ def test_a_run_that_is_over_says_so(run_dir: Path, name: str, capsys: pytest.Cap
     worker = ["drafter-0"] if name in ctl.OF_A_WORKER else []
     assert cli.run([name, str(run_dir), *worker]) == 1
     assert f"{name}: {status.short(run_dir)} is over" in capsys.readouterr().err
+    if worker:
+        assert cli.run([name, str(run_dir), "coordinator"]) == 1
+        assert f"{name}: {status.short(run_dir)} is over" in capsys.readouterr().err
 
 
 # ---- one more drafter ------------------------------------------------------------------------------------------------
