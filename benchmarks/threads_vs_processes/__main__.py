@@ -45,7 +45,7 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     )
     parser.add_argument("--start-seconds", type=float, help="for a wave's compiles and warm-up; default by size")
     parser.add_argument("--steps", type=int, help="of the long cells, each drafter")
-    parser.add_argument("--short", type=int, default=40, help="steps of all other cells, each drafter")
+    parser.add_argument("--short", type=int, default=100, help="steps of all other cells, each drafter")
     parser.add_argument("--cells", help="names of cells, separated by commas; default all")
     parser.add_argument(
         "--backend", help="of torch.compile; default inductor, on a CPU aot_eager, which traces the same"

@@ -25,14 +25,17 @@ class _Paused(nn.Module):
         return x + 1
 
 
-def seen_from_another_thread() -> dict[str, bool]:
-    """For each piece of state: does this thread see what another one is doing? Two short-lived threads are started."""
+def seen_from_another_thread() -> dict[str, bool | None]:
+    """For each piece of state: does this thread see what another one is doing? None: nothing is set by a compile.
+
+    Two short-lived threads are started.
+    """
     original_call = nn.Module.__call__
     module = _Paused()
     tracing = threading.Thread(target=symbolic_trace.symbolic_trace, args=(module,), daemon=True)
     tracing.start()
     assert module.inside.wait(WAIT_S)
-    seen = {
+    seen: dict[str, bool | None] = {
         "fx tracing flag": bool(symbolic_trace.is_fx_symbolic_tracing()),
         "fx patches of nn.Module.__call__": nn.Module.__call__ is not original_call,
         "fx current patcher": getattr(symbolic_trace, "CURRENT_PATCHER", None) is not None,
@@ -42,12 +45,12 @@ def seen_from_another_thread() -> dict[str, bool]:
     return seen | _settings()
 
 
-def _settings() -> dict[str, bool]:
+def _settings() -> dict[str, bool | None]:
     inside, go_on = threading.Event(), threading.Event()
     before = torch._dynamo.config.capture_scalar_outputs
+    session: Any = getattr(torch.compiler, "_compile_session_context", None)
 
     def hold() -> None:
-        session: Any = getattr(torch.compiler, "_compile_session_context", None)
         with torch._dynamo.config.patch(capture_scalar_outputs=not before):
             if session is None:
                 inside.set()
@@ -60,8 +63,8 @@ def _settings() -> dict[str, bool]:
     holder = threading.Thread(target=hold, daemon=True)
     holder.start()
     assert inside.wait(WAIT_S)
-    seen = {
-        "is_compiling during a compile": torch.compiler.is_compiling(),
+    seen: dict[str, bool | None] = {
+        "is_compiling during a compile": None if session is None else torch.compiler.is_compiling(),
         "dynamo config": torch._dynamo.config.capture_scalar_outputs != before,
     }
     go_on.set()

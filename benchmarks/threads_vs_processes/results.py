@@ -9,6 +9,7 @@ import os
 import platform
 import subprocess
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,17 @@ def gpu_names() -> list[str]:
     return [line.strip() for line in out.splitlines() if line.strip()]
 
 
+def command(arguments: Sequence[str]) -> str:
+    """As it was given, without the place of the file.
+
+    >>> command(["--gpus", "2", "--out", "/tmp/x.json", "--short", "9"])
+    'python -m benchmarks.threads_vs_processes --gpus 2 --short 9'
+    """
+    places = [i for i, argument in enumerate(arguments) if argument == "--out"]
+    kept = [argument for i, argument in enumerate(arguments) if i not in places and i - 1 not in places]
+    return " ".join(["python -m benchmarks.threads_vs_processes", *kept])
+
+
 @dataclass
 class ResultFile:
     path: Path
@@ -33,7 +45,7 @@ class ResultFile:
     run: dict[str, Any]
 
     @classmethod
-    def open(cls, args: argparse.Namespace, flags: dict[str, bool], torch_version: str) -> ResultFile:
+    def open(cls, args: argparse.Namespace, flags: dict[str, bool | None], torch_version: str) -> ResultFile:
         """A new file, or a further run in one that exists."""
         names = gpu_names() if args.device == "cuda" else []
         device = names[0].split()[-1].lower() if names else "cpu"
@@ -41,7 +53,7 @@ class ResultFile:
         path = args.out or FOLDER / f"threads_vs_processes-{device}-{today}.json"
         content = json.loads(path.read_text()) if path.exists() else {"date": today, "runs": [], "processes": {}}
         run = {
-            "what": " ".join(["python -m benchmarks.threads_vs_processes", *sys.argv[1:]]),
+            "what": command(sys.argv[1:]),
             "size": args.size,
             "gpus": args.gpus if names else 0,
             "device": names[0] if names else f"{os.cpu_count()} CPU cores",
