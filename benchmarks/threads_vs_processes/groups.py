@@ -56,7 +56,8 @@ def read_groups(paths: Sequence[Path]) -> list[Group]:
 
 def rate(cell: Cell) -> float | None:
     """Tokens/s of all drafters; None where others were at work beside, which slows it."""
-    return None if cell.get("beside") else cell["tokens_per_s"]
+    value: float | None = cell["tokens_per_s"]
+    return None if cell.get("beside") else value
 
 
 def each_of_lone(cell: Cell, group: Group) -> list[float]:

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from benchmarks.threads_vs_processes.findings import findings
 from benchmarks.threads_vs_processes.groups import (
     Cell,
     Group,
@@ -66,6 +67,7 @@ def table(group: Group) -> str:
     ]
     notes += [f"    {cell['name']}: broke with {error}" for cell in group.cells for error in cell["broken"]]
     text = title + "\n\n" + _markdown(HEAD, [row(cell, group) for cell in group.cells])
+    text += "\n\n" + "\n".join(f"- {sentence}" for sentence in findings(group))
     return text + ("\n\nWhat failed, in full:\n\n" + "\n".join(notes) if notes else "")
 
 
@@ -91,7 +93,8 @@ def failed(cell: Cell) -> str:
     text = str(cell["failed_steps"])
     if cell["errors"]:
         error = max(cell["errors"], key=cell["errors"].__getitem__)
-        text += f" ({100 * failed_share(cell):.0f} %): {error[:ERROR_LENGTH]}" + ("…" if len(error) > ERROR_LENGTH else "")
+        shown = error if len(error) <= ERROR_LENGTH else f"{error[:ERROR_LENGTH]}…"
+        text += f" ({100 * failed_share(cell):.0f} %): {shown}"
     text += "; broken" if cell["broken"] else ""
     text += "; unfinished" if unfinished(cell) else ""
     return text + ("; cut off" if cell.get("cut_off") else "")

@@ -9,6 +9,8 @@ from typing import Any
 import pytest
 
 from benchmarks.threads_vs_processes.cells import large_cells, small_cells, waves
+from benchmarks.threads_vs_processes.findings import findings
+from benchmarks.threads_vs_processes.groups import Group
 from benchmarks.threads_vs_processes.report import BEGIN, END, main
 from benchmarks.threads_vs_processes.results import command
 from benchmarks.threads_vs_processes.summary import summarise
@@ -67,6 +69,22 @@ def test_the_page_says_what_the_files_say(tmp_path: Path) -> None:
     assert "| block-sparse | equal in 15 | 1,234 | 5,678 |" in lines["threads"] and f"threads: 5 × {FX_ERROR}" in page
     assert "| 15 | 0 | 267 | 67–133 % |" in lines["processes"]
     assert "| 15 | 0 | – | – |" in lines["threads flag_false"]
+
+
+def test_sentences_follow_from_the_figures() -> None:
+    group = Group("GPU", 1, "small", "2.11")
+    forced = {"tokens_per_s": 90, "tokens_per_s_each": [30, 30, 30]}
+    bigger = {"memory": {"gpu_used_mb": 2234, "host_mb": 1, "host_own_mb": 5700, "helpers": 0}}
+    group.cells = [cell("threads", failed_steps=5), cell("processes", **bigger), cell("threads flag_false", **forced)]
+    said = findings(group)
+    assert said[0] == "Threads: 5 of 35 steps failed in 2 cells, all of them in `threads`."
+    assert said[1] == "Processes: 0 of 15 steps failed in 1 cell."
+    assert said[2] == "`threads` trained at 100 % of the rate of `processes`."
+    assert said[3] == "`processes` took 1,000 MB of GPU memory and 22 MB of host memory more than `threads`."
+    assert said[4].startswith("`threads flag_false` trained at 34 %") and said[4].endswith("is seen here.")
+    group.cells[2] |= {"tokens_per_s": 200}
+    assert findings(group)[4].endswith("is not reproduced here.")
+    assert findings(Group("GPU", 1, "small", "2.11")) == []
 
 
 def test_a_page_without_its_markers_is_refused_and_left_alone(tmp_path: Path) -> None:
