@@ -18,7 +18,8 @@ def findings(group: Group) -> list[str]:
         threads, processes = cells.get(f"threads{cache}"), cells.get(f"processes{cache}")
         if threads and processes:
             said += [_rates(threads, processes), _memory(threads, processes)]
-    said += [_forced(cells.get(f"threads{c}"), cells.get(f"threads flag_false{c}")) for c in ("", " warm")]
+    if group.gpus:  # the published rates are a GPU's
+        said += [_forced(cells.get(f"threads{c}"), cells.get(f"threads flag_false{c}")) for c in ("", " warm")]
     return [sentence for sentence in said if sentence]
 
 
@@ -28,7 +29,8 @@ def _failures(group: Group, how: str) -> str:
         return ""
     steps, failed = (sum(cell[key] for cell in found) for key in ("steps", "failed_steps"))
     where = [cell["name"] for cell in found if cell["failed_steps"]]
-    text = f"{how.capitalize()}: {failed:,} of {steps + failed:,} steps failed in {len(found)} cell{'s' * (len(found) > 1)}"
+    text = f"{how.capitalize()}: {failed:,} of {steps + failed:,} steps failed in {len(found)} "
+    text += "cell" if len(found) == 1 else "cells"
     return text + (f", all of them in {', '.join(f'`{name}`' for name in where)}." if where else ".")
 
 

@@ -77,7 +77,9 @@ def lone_rate(cell: Cell, group: Group) -> float | None:
 
 def failed_share(cell: Cell) -> float:
     """Of all attempts; 0 where nothing was tried."""
-    return float(cell["failed_steps"]) / max(1, cell["steps"] + cell["failed_steps"])
+    failed: int = cell["failed_steps"]
+    tried: int = failed + cell["steps"]
+    return failed / max(1, tried)
 
 
 def unfinished(cell: Cell) -> bool:

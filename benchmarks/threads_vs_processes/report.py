@@ -52,7 +52,7 @@ def tables(groups: Sequence[Group]) -> str:
 def flag_table(groups: Sequence[Group]) -> str:
     """What another thread sees, by version of torch."""
     versions = {group.torch: group.per_process for group in groups}
-    words = {True: "seen by all threads", False: "own thread only", None: "not set by a compile"}
+    words = {True: "seen by all threads", False: "not seen by others", None: "not set by a compile"}
     names = list(dict.fromkeys(name for flags in versions.values() for name in flags))
     rows = [
         [name, *(words[flags[name]] if name in flags else NOTHING for flags in versions.values())] for name in names
