@@ -38,6 +38,7 @@ BESIDE = ("--specforge",) if find_spec("specforge") else ()
 ENTRIES = (
     Entry("step", (*CASES, *BESIDE), 300.0),
     Entry("target", (), 300.0),
+    Entry("growth", ("--seconds", "150"), 200.0),
     Entry("handoff", (), 240.0, small=("--size", "tiny", "--packs", "2")),
     Entry("allreduce", (), 120.0, gpus=2, small=("--size", "tiny", "--seconds", "120")),
     Entry("end_to_end", (), 540.0, small=("--size", "tiny", "--parts", "fast_target", "--steps", "4")),

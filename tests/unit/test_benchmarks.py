@@ -15,7 +15,7 @@ from benchmarks.chats import write_chats
 from dfl_mp.messages import Progress, Status, WorkerLine
 from launcher import compose
 
-PURE = ("busy", "allreduce", "handoff", "node_parts", "suite")
+PURE = ("busy", "allreduce", "growth", "handoff", "node_parts", "suite")
 
 
 @pytest.mark.parametrize("module", PURE)
