@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import gc
 import time
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -77,7 +78,7 @@ def growth(cases: list[dict[str, Any]]) -> dict[str, float]:
     if len(done) < 2:
         return {}
     ratio = lambda a, b: (b[1] / a[1]) / (b[0] / a[0])  # noqa: E731
-    worst = max(ratio(a, b) for a, b in zip(done, done[1:], strict=False))
+    worst = max(ratio(a, b) for a, b in pairwise(done))
     return {"worst_growth": round(worst, 3), "growth": round(ratio(done[0], done[-1]), 3)}
 
 
