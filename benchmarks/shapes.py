@@ -86,20 +86,30 @@ def random_pack(rows: int, tokens: int, anchors: int, vocab: int, documents: int
 
 
 def useful_flop(spec: DrafterSpec, pack: PackTensors, vocab: int) -> float:
-    """Floating-point operations that forward and backward of one pack need, recomputation not counted.
+    """Floating-point operations that forward and backward of one pack need, recomputation not counted."""
+    return sum(useful_parts(spec, pack, vocab).values())
 
-    Matrix products cost 2·m·n·k, three times (forward, gradient of the input, of the weight); the frozen head twice,
-    for the K − 1 labelled slots; attention 4·D per visible pair and head, 3.5 times (the backward needs five products
-    to the forward's two).
+
+def useful_parts(spec: DrafterSpec, pack: PackTensors, vocab: int) -> dict[str, float]:
+    """The same by kind: "products" of the drafter's matrices, frozen "head", "attention".
+
+    Matrix products cost 2·m·n·k, three times (forward, gradient of the input, of the weight); that of the features
+    twice, for features have no gradient; the frozen head twice, for the K − 1 labelled slots. Attention costs 4·D per
+    visible pair and head, 3.5 times (the backward needs five products to the forward's two). In the last layer slot 0
+    is a key and no query.
     """
     rows, tokens = pack.tokens_BS.shape
     anchors = int((pack.anchor_BN >= 0).sum())
-    m, s, h = anchors * spec.block_size, rows * tokens, spec.hidden_size
+    K, L, h = spec.block_size, spec.num_layers, spec.hidden_size
+    s, queries = rows * tokens, L * K - 1  # of an anchor, in all layers
     q, kv = spec.num_attention_heads * spec.head_dim, spec.num_key_value_heads * spec.head_dim
-    layer = 2 * s * h * 2 * kv + 2 * m * h * (2 * q + 2 * kv) + 6 * m * h * spec.intermediate_size
-    products = 3 * (2 * s * spec.num_features * h * h + spec.num_layers * layer)
-    head = 2 * 2 * anchors * (spec.block_size - 1) * h * vocab
+    keys = 2 * L * (s + anchors * K) * h * 2 * kv
+    per_query = 2 * h * 2 * q + 6 * h * spec.intermediate_size
+    features = 2 * s * spec.num_features * h * h
     position = torch.gather(pack.position_BS, 1, pack.anchor_BN.clamp_min(0))
-    pairs = int(((position + spec.block_size) * (pack.anchor_BN >= 0)).sum()) * spec.block_size
-    attention = 3.5 * 4 * q * pairs * spec.num_layers
-    return float(products + head + attention)
+    seen = int(((position + K) * (pack.anchor_BN >= 0)).sum())
+    return {
+        "products": float(2 * features + 3 * (keys + anchors * queries * per_query)),
+        "head": float(2 * 2 * anchors * (K - 1) * h * vocab),
+        "attention": float(3.5 * 4 * q * seen * queries),
+    }
