@@ -36,8 +36,18 @@ def product_tflops(device: torch.device, n: int = 8192) -> float:
     return 2 * n**3 / statistics.median(times[2:]) / 1e12
 
 
+def wait() -> None:
+    """For the device; without CUDA there is nothing to wait for."""
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+
+
 def timed(work: Work) -> float:
     """Seconds of the work on the device."""
+    if not torch.cuda.is_available():
+        began = time.perf_counter()
+        work()
+        return time.perf_counter() - began
     begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
     begin.record()
     work()
@@ -63,18 +73,19 @@ def measure(accumulate: Callable[[int], Any], apply: Callable[[int], Any], steps
     """
     began = time.monotonic()
     accumulate(0), apply(0)
-    torch.cuda.synchronize()
+    wait()
     cold, graphs = time.monotonic() - began, compiled_graphs()
-    torch.cuda.reset_peak_memory_stats()
+    if torch.cuda.is_available():
+        torch.cuda.reset_peak_memory_stats()
     passes, updates = [], []
     for i in range(1, steps + 1):
         passes.append(timed(lambda i=i: accumulate(i)))
         updates.append(timed(lambda i=i: apply(i)))
-    torch.cuda.synchronize()
+    wait()
     began = time.monotonic()
     for i in range(steps):
         accumulate(i), apply(steps + 1 + i)
-    torch.cuda.synchronize()
+    wait()
     running = (time.monotonic() - began) / steps
     both = [statistics.median(times[2:]) * 1e3 for times in (passes, updates)]
     return {
