@@ -81,6 +81,22 @@ def scaling_panel(axes: Any, result: Result) -> bool:
     return len(found) > 1
 
 
+def growth_panel(axes: Any, result: Result) -> bool:
+    """Milliseconds per useful TFLOP over the swept value's multiples: level where a step is linear in its work."""
+    sweeps = {name: s for name, s in result.items() if isinstance(s, dict) and "swept" in s}
+    for name, sweep in sweeps.items():
+        cases = [c for c in sweep["cases"] if "forward_backward_ms" in c]
+        at = [c[sweep["swept"]] / cases[0][sweep["swept"]] for c in cases]
+        prices = [c["forward_backward_ms"] / c["useful_tflop"] for c in cases]
+        axes.plot(at, prices, "o-", label=name.replace("row_tokens", "tokens a row").replace("_", " "))
+    axes.set(
+        title="growth of a step, one layer", ylabel="ms per useful TFLOP", xlabel="times the first", ylim=(0, None)
+    )
+    axes.set_xscale("log", base=2)
+    axes.legend(frameon=False)
+    return any(len(sweep["cases"]) > 1 for sweep in sweeps.values())
+
+
 PANELS: tuple[tuple[str, Callable[[Any, Result], bool]], ...] = (
     ("step", step_panel),
     ("target", target_panel),
@@ -88,7 +104,9 @@ PANELS: tuple[tuple[str, Callable[[Any, Result], bool]], ...] = (
     ("end_to_end", end_to_end_panel),
     ("end_to_end", starts_panel),
     ("node", scaling_panel),
+    ("growth", growth_panel),
 )
+COLUMNS = 4
 
 
 def draw(results: Path, out: Path) -> list[str]:
@@ -98,9 +116,12 @@ def draw(results: Path, out: Path) -> list[str]:
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    figure, grid = pyplot.subplots(2, 3, figsize=(13, 7.5), layout="constrained")
+    rows = -(-len(PANELS) // COLUMNS)
+    figure, grid = pyplot.subplots(rows, COLUMNS, figsize=(4.3 * COLUMNS, 3.75 * rows), layout="constrained")
     drawn = []
-    for axes, (name, panel) in zip(grid.flat, PANELS, strict=True):
+    for axes in grid.flat[len(PANELS) :]:
+        figure.delaxes(axes)
+    for axes, (name, panel) in zip(grid.flat[: len(PANELS)], PANELS, strict=True):
         result = newest(name, folder=results)
         if result is not None and panel(axes, result):
             drawn.append(panel.__name__.removesuffix("_panel"))

@@ -38,7 +38,7 @@ BESIDE = ("--specforge",) if find_spec("specforge") else ()
 ENTRIES = (
     Entry("step", (*CASES, *BESIDE), 300.0),
     Entry("target", (), 300.0),
-    Entry("growth", ("--seconds", "150"), 200.0),
+    Entry("growth", ("--seconds", "150"), 200.0, small=("--size", "tiny", "--shrink", "64", "--seconds", "60")),
     Entry("handoff", (), 240.0, small=("--size", "tiny", "--packs", "2")),
     Entry("allreduce", (), 120.0, gpus=2, small=("--size", "tiny", "--seconds", "120")),
     Entry("end_to_end", (), 540.0, small=("--size", "tiny", "--parts", "fast_target", "--steps", "4")),
@@ -51,7 +51,7 @@ def choose(num_gpus: int, only: frozenset[str] = frozenset()) -> tuple[list[tupl
     """(entries with their arguments, what is skipped and why).
 
     >>> [entry.name for entry, _ in choose(0)[0]]
-    ['handoff', 'allreduce', 'end_to_end']
+    ['growth', 'handoff', 'allreduce', 'end_to_end']
     """
     chosen, skipped = [], []
     for entry in ENTRIES:
