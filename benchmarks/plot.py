@@ -93,7 +93,7 @@ def growth_panel(axes: Any, result: Result) -> bool:
         title="growth of a step, one layer", ylabel="ms per useful TFLOP", xlabel="times the first", ylim=(0, None)
     )
     axes.set_xscale("log", base=2)
-    axes.legend(frameon=False)
+    axes.legend(frameon=False, loc="lower left")
     return any(len(sweep["cases"]) > 1 for sweep in sweeps.values())
 
 
