@@ -49,7 +49,7 @@ class WarmUp:
                 self._startup.mark("compile")
         if self.provable:
             with self._tally.doing("compiling", "looks at its kernels"):
-                say(f"attention is proved: {self.prove(partial(self._step, features, tensors), tensors)}")
+                say(f"attention: {self.prove(partial(self._step, features, tensors), tensors)}")
                 self._startup.mark("proof")
 
     def prove(self, step: partial[None], tensors: PackTensors) -> proof.Evidence:

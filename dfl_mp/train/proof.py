@@ -11,8 +11,8 @@ from dataclasses import dataclass
 
 import torch
 
-KERNELS = {"flex": "flex_attention", "flash": "flash"}
-"""In the names of the kernels that Inductor makes of flex_attention, and of those of FlashAttention-4."""
+KERNELS = {"flex": ("flex_attention", "flex_attention_backward"), "flash": ("flash_fwd", "flash_bwd_sm")}
+"""In the names of kernels, forward and backward: those that Inductor makes of flex_attention, FlashAttention-4's."""
 
 
 class FellBack(RuntimeError):
@@ -27,30 +27,35 @@ class Evidence:
     """Compiled in this process."""
     kernels: int
     """Launches that the profiler listed; 0 where it may not look."""
-    attention_kernels: int
-    """Those of them that are the attention wanted."""
+    forward: int
+    """Those of them that are the attention wanted, in the forward,"""
+    backward: int
+    """and in the backward."""
     peak_bytes: int
     """By which memory grew at most."""
     dense_bytes: int
     """Of one layer's float32 scores, which the fallback materializes."""
 
     def __str__(self) -> str:
+        memory = f"{self.peak_bytes / 1e9:.2f} GB, all scores of a layer take {self.dense_bytes / 1e9:.2f} GB"
+        if not self.kernels:
+            return f"not proved, the profiler lists no kernel; memory grew by {memory}"
         return (
-            f"{self.attention_kernels} of {self.kernels} kernels are block-sparse attention; memory grew by "
-            f"{self.peak_bytes / 1e9:.2f} GB, all scores of a layer take {self.dense_bytes / 1e9:.2f} GB"
+            f"{self.forward} + {self.backward} of {self.kernels} kernels are block-sparse attention, forward and "
+            f"backward; memory grew by {memory}"
         )
 
 
 def fallback_reason(seen: Evidence, num_layers: int) -> str | None:
     """Why attention is not the compiled kernel; None when nothing speaks against it.
 
-    >>> fallback_reason(Evidence(3, 500, 10, 10**9, 10**10), 5) is None
+    >>> fallback_reason(Evidence(3, 500, 5, 5, 10**9, 10**10), 5) is None
     True
     """
     if seen.graphs == 0:
         return "nothing was compiled; TORCHDYNAMO_DISABLE or TORCH_COMPILE_DISABLE may be set"
-    if seen.kernels and seen.attention_kernels < num_layers:
-        return f"{num_layers} layers should each have run a block-sparse attention kernel: {seen}"
+    if seen.kernels and min(seen.forward, seen.backward) < num_layers:
+        return f"{num_layers} layers should each have run a block-sparse attention kernel in either pass: {seen}"
     return None
 
 
@@ -71,6 +76,8 @@ def look(step: Callable[[], None], attention: str, graphs: int, dense: int) -> E
         step()
         torch.cuda.synchronize()
     kernels = [event for event in profile.key_averages() if event.self_device_time_total > 0]
-    wanted = sum(event.count for event in kernels if KERNELS[attention] in event.key)
+    forward, backward = (sum(e.count for e in kernels if name in e.key) for name in KERNELS[attention])
+    if KERNELS[attention][0] in KERNELS[attention][1]:
+        forward -= backward
     grown = torch.cuda.max_memory_allocated() - before
-    return Evidence(graphs, sum(event.count for event in kernels), wanted, grown, dense)
+    return Evidence(graphs, sum(event.count for event in kernels), forward, backward, grown, dense)

@@ -16,7 +16,7 @@ from dfl_mp.train.clock import DeviceClock, Spent
 from dfl_mp.train.compiled import CompileLog, forbid_recompiles
 from dfl_mp.train.proof import Evidence, dense_bytes, fallback_reason
 
-GOOD = Evidence(graphs=4, kernels=900, attention_kernels=10, peak_bytes=10**9, dense_bytes=13 * 10**9)
+GOOD = Evidence(graphs=4, kernels=900, forward=5, backward=5, peak_bytes=10**9, dense_bytes=13 * 10**9)
 
 
 @pytest.fixture
@@ -31,17 +31,22 @@ def dynamo() -> Iterator[None]:
     ("seen", "named"),
     [
         (GOOD, None),
-        (replace(GOOD, attention_kernels=5), None),
-        (Evidence(4, 0, 0, 10**9, 10**9), None),
-        (Evidence(4, 900, 0, 14 * 10**9, 13 * 10**9), "0 of 900 kernels are block-sparse"),
-        (Evidence(4, 900, 4, 10**9, 13 * 10**9), "5 layers"),
-        (Evidence(0, 900, 10, 10**9, 10**9), "TORCHDYNAMO_DISABLE"),
-        (Evidence(0, 0, 0, 10**9, 10**9), "nothing was compiled"),
+        (replace(GOOD, backward=10), None),
+        (Evidence(4, 0, 0, 0, 10**9, 10**9), None),
+        (Evidence(4, 900, 0, 0, 14 * 10**9, 13 * 10**9), "0 + 0 of 900 kernels are block-sparse"),
+        (replace(GOOD, forward=4), "5 layers"),
+        (replace(GOOD, backward=0), "5 + 0 of 900"),
+        (Evidence(0, 900, 5, 5, 10**9, 10**9), "TORCHDYNAMO_DISABLE"),
+        (Evidence(0, 0, 0, 0, 10**9, 10**9), "nothing was compiled"),
     ],
 )
 def test_fallback_reason(seen: Evidence, named: str | None) -> None:
     reason = fallback_reason(seen, num_layers=5)
     assert (reason is None) if named is None else (reason is not None and named in reason)
+
+
+def test_what_the_profiler_may_not_see_is_not_called_proved() -> None:
+    assert "not proved" in str(Evidence(4, 0, 0, 0, 10**9, 10**9)) and "not proved" not in str(GOOD)
 
 
 def test_dense_bytes() -> None:
