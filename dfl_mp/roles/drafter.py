@@ -135,7 +135,7 @@ class DrafterRole:
             tensors = to_tensors(self.store[pack], self.device)
             step = partial(self.train.accumulate, features, tensors, pack % self.per_step)
             if self.unproved:
-                say(f"attention is proved again: {self.warm_up.prove(step, tensors)}")
+                say(f"attention: {self.warm_up.prove(step, tensors)}")
                 self.unproved = False
             else:
                 step()
