@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -12,6 +13,10 @@ from dfl_mp.needs import UNKNOWN_GPU, Device
 
 ASK_WITHIN_S = 30.0
 OCCUPIED_MIB = 1024
+LEAVES_WITHIN_S = 5.0
+LOOK_EVERY_S = 0.5
+NAMELESS = ("[No data]", "[Not Found]")
+"""What nvidia-smi calls a process that is gone, and one in another container, which stays."""
 MEMORY = "index,uuid,memory.used,memory.free,memory.total"
 """What every nvidia-smi knows; `compute_cap` is younger, and one field that it does not know fails the query."""
 
@@ -44,10 +49,19 @@ def look(environment: Mapping[str, str] = os.environ) -> Machine:
     visible = environment.get("CUDA_VISIBLE_DEVICES")
     if visible is not None and visible.strip() in ("", "-1"):
         return Machine(cores)
-    devices = _ask(f"--query-gpu={MEMORY},compute_cap,name") or _ask(f"--query-gpu={MEMORY}")
-    if not devices:
-        return Machine(cores)
-    return Machine(cores, read_gpus(devices, _ask("--query-compute-apps=gpu_uuid,pid,process_name"), visible))
+    until = time.monotonic() + LEAVES_WITHIN_S
+    while True:
+        devices = _ask(f"--query-gpu={MEMORY},compute_cap,name") or _ask(f"--query-gpu={MEMORY}")
+        processes = _ask("--query-compute-apps=gpu_uuid,pid,process_name") if devices else []
+        gpus = read_gpus(devices, processes, visible)
+        if time.monotonic() > until or not any(_is_leaving(gpu) for gpu in gpus):
+            return Machine(cores, gpus)
+        time.sleep(LOOK_EVERY_S)
+
+
+def _is_leaving(gpu: Gpu) -> bool:
+    """Held by a process that has no name any more: the driver takes a second to clear up after a killed one."""
+    return any(f"({nameless})" in gpu.busy_by for nameless in NAMELESS)
 
 
 def read_gpus(devices: list[list[str]], processes: list[list[str]], visible: str | None) -> tuple[Gpu, ...]:

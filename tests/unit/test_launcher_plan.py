@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import os
+from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
@@ -153,3 +155,21 @@ def test_kinds_of_gpus(kind: list[str], device: Device) -> None:
 def test_no_gpu_is_looked_for_when_the_user_hides_them() -> None:
     assert look({"CUDA_VISIBLE_DEVICES": ""}).gpus == ()
     assert look({"CUDA_VISIBLE_DEVICES": "-1"}).num_cores >= 1
+
+
+SMI = """#!/bin/sh
+touch "$0.asked"; count=$(wc -c < "$0.asked"); printf . >> "$0.asked"
+used=30000; [ "$count" -ge 4 ] && used=0
+case "$1" in
+  --query-gpu=*) echo "0, GPU-a, $used, 100000, 140000, 9.0, NVIDIA H200";;
+  *) [ "$used" = 0 ] || echo "GPU-a, 7, [No data]";;
+esac
+"""
+
+
+def test_a_gpu_that_a_killed_process_still_holds_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "nvidia-smi").write_text(SMI)
+    (tmp_path / "nvidia-smi").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    monkeypatch.setattr("launcher.machine.LOOK_EVERY_S", 0.01)
+    assert [gpu.busy_by for gpu in look({}).gpus] == [""]
