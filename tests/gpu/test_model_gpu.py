@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from dfl_mp.config import LossConfig
 from dfl_mp.model.flash import flash_reason
 from dfl_mp.model.shapes import FrozenEnds, PackTensors
 from dfl_mp.specs import DrafterSpec
@@ -33,49 +34,67 @@ def _nothing_compiled() -> None:
 
 
 def make_step(
-    dtype: str, attention: str, loss: object = DFLASH, spec: DrafterSpec = SPEC, float8: bool = False
+    dtype: str, attention: str, loss: LossConfig = DFLASH, spec: DrafterSpec = SPEC, float8: bool = False
 ) -> TrainStep:
+    return step_on(torch.device("cuda"), StepSettings(make_optim(), loss, dtype, attention, 2, 10, float8), spec)
+
+
+def step_on(device: torch.device, settings: StepSettings, spec: DrafterSpec) -> TrainStep:
     g = torch.Generator().manual_seed(0)
     ends = FrozenEnds(*(torch.randn(V, H, generator=g) for _ in range(2)), final_logit_softcapping=20.0)
     drafter = make_drafter(spec)
     with torch.no_grad():
         for p in drafter.parameters():
             p.div_(5 if p.ndim > 1 else 1)
-    return TrainStep(drafter.to("cuda"), ends, StepSettings(make_optim(), loss, dtype, attention, 2, 10, float8))
+    return TrainStep(drafter.to(device), ends, settings)
 
 
-def make_inputs(seed: int) -> tuple[Tensor, PackTensors]:
+def make_inputs(seed: int, device: str = "cuda") -> tuple[Tensor, PackTensors]:
     """S = 300 and M = 320: neither a multiple of the tile; some anchor slots are empty."""
-    pack = make_pack(seed, rows=2, row_tokens=300, anchors=40).to("cuda")
+    pack = make_pack(seed, rows=2, row_tokens=300, anchors=40).to(device)
     features = torch.randn(2, 300, 2 * H, generator=torch.Generator().manual_seed(seed))
-    return features.to("cuda"), pack
+    return features.to(device), pack
 
 
 def gradient(step: TrainStep, seed: int) -> Tensor:
     step.discard()
-    step.accumulate(*make_inputs(seed), 0)
-    return step.vector.double()
+    step.accumulate(*make_inputs(seed, step.device.type), 0)
+    return step.vector.double().cpu()
+
+
+PACKS = (1, 2)
+"""Both by the same step: the second is what a captured or compiled step does with another pack."""
+
+
+def exact_gradients(loss: LossConfig, spec: DrafterSpec) -> list[Tensor]:
+    """In float64 on the CPU, where nothing is compiled or captured."""
+    step = step_on(torch.device("cpu"), StepSettings(make_optim(), loss, "float64", "dense", 2, 10), spec)
+    return [gradient(step, seed) for seed in PACKS]
+
+
+def errors(step: TrainStep, loss: LossConfig = DFLASH, spec: DrafterSpec = SPEC) -> list[float]:
+    """Relative, of the gradient of each pack."""
+    found = []
+    for seed, exact in zip(PACKS, exact_gradients(loss, spec), strict=True):
+        got = gradient(step, seed)
+        assert torch.isfinite(got).all()
+        found.append(float((got - exact).norm() / exact.norm()))
+    return found
 
 
 @pytest.mark.parametrize("loss", [DFLASH, DPACE], ids=lambda c: c.name)
-def test_compiled_flex_equals_dense_and_follows_float64(loss: object) -> None:
-    exact = gradient(make_step("float64", "dense", loss), 1)
-    for dtype, attention, bound in (
-        ("float32", "flex", 2e-2),
-        ("float32", "dense", 2e-2),
-        ("bfloat16", "flex", 0.1),
-        ("bfloat16", "dense", 0.1),
-    ):
-        got = gradient(make_step(dtype, attention, loss), 1)
-        assert torch.isfinite(got).all()
-        assert float((got - exact).norm() / exact.norm()) < bound, (dtype, attention)
+@pytest.mark.parametrize(
+    ("dtype", "attention", "bound"), [("float32", "flex", 5e-3), ("float32", "dense", 5e-3), ("bfloat16", "flex", 0.1)]
+)
+def test_every_pack_follows_float64(dtype: str, attention: str, bound: float, loss: LossConfig) -> None:
+    found = errors(make_step(dtype, attention, loss), loss)
+    print(dtype, attention, found)
+    assert max(found) < bound
 
 
 def test_float8_follows_float64_with_head_and_weight_gradients_as_they_were() -> None:
-    exact = gradient(make_step("float64", "dense"), 1)
-    got = gradient(make_step("bfloat16", "flex", float8=True), 1)
-    assert torch.isfinite(got).all()
-    assert 0.01 < float((got - exact).norm() / exact.norm()) < 0.25
+    found = errors(make_step("bfloat16", "flex", float8=True))
+    assert min(found) > 0.01 and max(found) < 0.25
 
 
 @pytest.mark.parametrize(("attention", "float8"), [("flex", False), ("dense", False), ("flex", True)])
@@ -108,9 +127,8 @@ def test_flash_follows_float64_and_leaves_blocks_without_an_anchor_zero(head_dim
     if reason := flash_reason(torch.device("cuda"), torch.bfloat16, head_dim):
         pytest.skip(reason)
     spec = SPEC.model_copy(update={"head_dim": head_dim})
-    exact = gradient(make_step("float64", "dense", DFLASH, spec), 1)
     step = make_step("bfloat16", "flash", DFLASH, spec)
-    assert float((gradient(step, 1) - exact).norm() / exact.norm()) < 0.1
+    assert max(errors(step, DFLASH, spec)) < 0.1
     step.discard()
     features, pack = make_inputs(3)
     pack.anchor_BN.fill_(-1)
