@@ -59,7 +59,7 @@ def make_inputs(seed: int, device: str = "cuda") -> tuple[Tensor, PackTensors]:
 def gradient(step: TrainStep, seed: int) -> Tensor:
     step.discard()
     step.accumulate(*make_inputs(seed, step.device.type), 0)
-    return step.vector.double().cpu()
+    return step.vector.detach().clone().double().cpu()
 
 
 PACKS = (1, 2)
