@@ -59,6 +59,7 @@ from dfl_mp.protocol.effects import (
 )
 from dfl_mp.protocol.scheduler import Shape
 from dfl_mp.roles.common import TRANSPORT, Job, begin
+from dfl_mp.roles.deadlines import Deadlines, Order
 from dfl_mp.roles.hearing import Hearing
 from dfl_mp.roles.ledger import Ledger
 from dfl_mp.roles.operators import Operators
@@ -84,14 +85,14 @@ class CoordinatorRole:
         self.operators = Operators(job.run_dir, self.machine, self.hub.send)
         self.refusals = Refusals()
         self.hearing = Hearing(time.monotonic())
-        self.status: dict[str, tuple[float, Status]] = {}
+        self.status: dict[str, Status] = {}
+        self.deadlines = Deadlines(c.deadline)
         self.killing: set[str] = set()
         newest = read_lines(job.run_dir / "metrics.jsonl")[-SMOOTH_STEPS:]
         self.recent: deque[dict[str, Any]] = deque(newest, maxlen=SMOOTH_STEPS)
         """The newest lines of the ledger, for the means that people read."""
         self.pace, self.busy = Pace(), Busy()
         self.skipped_in_a_row = 0
-        self.order_open_since: tuple[object, float] = (None, 0.0)
         self.shutdown: Shutdown | None = None
         self.error = ""
 
@@ -133,7 +134,7 @@ class CoordinatorRole:
     def _take(self, sender: str, message: Message) -> None:
         """One message of a worker or the launcher."""
         if isinstance(message, Heartbeat):
-            self.status[sender] = (time.monotonic(), message.status)
+            self.status[sender] = message.status
             self.busy.heard(sender, message.status.busy_s, time.monotonic())
         elif isinstance(message, RingProved):
             fields = {"drafter": sender, "target": message.target, "kind": message.kind}
@@ -229,15 +230,17 @@ class CoordinatorRole:
     # ---- deadlines --------------------------------------------------------------------------------------------------
 
     def _watch_deadlines(self) -> None:
-        now, d = time.monotonic(), self.job.config.deadline
-        limit = {"starting": d.start, "compiling": d.start, "working": d.step, "saving": d.save}
+        now = time.monotonic()
         for worker, silence in self.hearing.silences(now).items():
             if silence > SILENT_AFTER_S and self._should_speak(worker):
                 self._kill(worker, f"says nothing for {silence:.0f} s")
-        for worker, (_, status) in self.status.items():
-            if status.since_s > limit.get(status.state, float("inf")):
-                self._kill(worker, f"{status.state} for {status.since_s:.0f} s")
-        self._watch_group(now)
+        for worker, reason in self.deadlines.stuck(self.status).items():
+            self._kill(worker, reason)
+        if (late := self.deadlines.late(self._open_order(), now)) is not None:
+            self._event("order_late", order=str(late))
+            for worker, reason in self.deadlines.absent(late, self.status).items():
+                self._kill(worker, reason)
+            self._carry_out(self.machine.form_again())
 
     def _should_speak(self, worker: str) -> bool:
         """While it loads, a worker may be silent; the launcher has a deadline for that."""
@@ -245,23 +248,14 @@ class CoordinatorRole:
             worker in self.status or worker in self.machine.hellos or blackbox.read(self.job.run_dir, worker)[0]
         )
 
-    def _watch_group(self, now: float) -> None:
-        """A generation or a reduce that is late: kill only those who have not entered, then form anew."""
-        m, d = self.machine, self.job.config.deadline
-        forming = m.group.forming
-        order = ("form", m.group.generation) if forming else ("reduce", m.step) if m.reducing is not None else None
-        if order != self.order_open_since[0]:
-            self.order_open_since = (order, now)
-        if order is None or now - self.order_open_since[1] < (d.form if forming else d.reduce):
-            return
-        self._event("order_late", order=str(order))
-        members = forming.order.members if forming else tuple(m.group.members)
-        state = "joining" if forming else "reducing"
-        for worker in members:
-            if worker not in self.status or self.status[worker][1].state not in (state, "idle"):
-                self._kill(worker, f"did not enter {order[0]} {order[1]}")
-        self.order_open_since = (None, now)
-        self._carry_out(m.form_again())
+    def _open_order(self) -> Order | None:
+        """The generation that is being formed, or the open reduce."""
+        m = self.machine
+        if m.group.forming is not None:
+            return Order("form", m.group.generation, m.step, m.group.forming.order.members)
+        if m.reducing is not None:
+            return Order("reduce", m.group.generation, m.step, tuple(sorted(m.group.members)))
+        return None
 
     def _kill(self, worker: str, reason: str) -> None:
         if worker not in self.killing and self.hub.send(LAUNCHER, KillWorker(worker=worker, reason=reason)):
@@ -297,7 +291,7 @@ class CoordinatorRole:
             drafter_busy=self.busy.share("drafter"),
             target_busy=self.busy.share("target"),
             generation=m.group.generation,
-            workers=tuple(WorkerLine(worker=w, status=self.status[w][1] if w in self.status else None) for w in alive),
+            workers=tuple(WorkerLine(worker=w, status=self.status.get(w)) for w in alive),
         )
 
     # ---- end --------------------------------------------------------------------------------------------------------
