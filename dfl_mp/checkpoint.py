@@ -4,7 +4,8 @@
                     optimizer.safetensors  flat masters, moments, counters
                     manifest.json          written last: sizes of the others, the step, the layout
 
-A drafter writes into a private folder; the coordinator makes it visible by one rename (rule 21 of the protocol).
+A drafter writes into a private folder; the coordinator makes it visible by one rename (rule 21 of the protocol). It
+counts if the ledger has as many lines (rule 20): one beyond, after the disk lost lines, is ignored and deleted.
 """
 
 from __future__ import annotations

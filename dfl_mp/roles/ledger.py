@@ -10,7 +10,7 @@ from pathlib import Path
 
 from dfl_mp import metrics
 from dfl_mp.errors import CheckpointError
-from dfl_mp.log import JsonLines, fsync_path, read_lines, write_json
+from dfl_mp.log import JsonLines, fsync_path, read_lines, say, write_json
 from dfl_mp.protocol.effects import AppendLedger
 from dfl_mp.protocol.scheduler import OnDisk
 
@@ -32,14 +32,20 @@ class Ledger:
         self.rates = metrics.Rates(time.monotonic())
 
     def load(self) -> OnDisk:
-        """What an earlier coordinator left."""
+        """What an earlier coordinator left. A checkpoint beyond the ledger, as a disk that lost lines leaves it, does
+        not count (rules 20, 22); the next cut deletes it."""
         state = json.loads(self._state.read_text()) if self._state.exists() else {}
+        lines = len(read_lines(self._path))
         steps = {int(p.name.removeprefix("step_")) for p in self._checkpoints.glob("step_*")}
-        return OnDisk(len(read_lines(self._path)), steps, state.get("generation", 0), set(state.get("aside", [])))
+        for beyond in sorted(k for k in steps if k > lines):
+            say(f"{self._path}: {lines} lines; the checkpoint of step {beyond} is beyond them and does not count")
+            steps.remove(beyond)
+        return OnDisk(lines, steps, state.get("generation", 0), set(state.get("aside", [])))
 
     def persist(self, generation: int, aside: set[int]) -> None:
         """Put the generation number and the packs set aside on disk."""
         write_json(self._state, {"generation": generation, "aside": sorted(aside)})
+        fsync_path(self._state.parent)
 
     def append(self, effect: AppendLedger) -> dict[str, object]:
         """Write the line and return it."""
@@ -78,8 +84,11 @@ class Ledger:
                 shutil.rmtree(folder, ignore_errors=True)
 
     def _rewrite(self, steps: int) -> None:
+        """Replace the file by its first lines; on disk before this returns."""
         lines = read_lines(self._path)[:steps]
         part = self._path.with_name(".metrics.part")
         part.write_text("".join(json.dumps(line) + "\n" for line in lines))
+        fsync_path(part)
         part.replace(self._path)
+        fsync_path(self._path.parent)
         self._lines = JsonLines(self._path)
