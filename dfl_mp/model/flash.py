@@ -7,6 +7,7 @@ Legend of shape suffixes: `shapes.py`.
 from __future__ import annotations
 
 import importlib.util
+from collections.abc import Callable
 from functools import cache
 from typing import Any, NamedTuple
 
@@ -33,7 +34,7 @@ def flash_reason(device: torch.device, dtype: torch.dtype, head_dim: int) -> str
     if importlib.util.find_spec("flash_attn.cute") is None:
         return needs.WITHOUT_FLASH_ATTN
     try:
-        _library()
+        load_library()
     except Exception as failure:  # of the library's compiler, too
         return f"flash-attn-4 cannot be loaded: {type(failure).__name__}: {failure}"
     return None
@@ -46,8 +47,16 @@ def flash_attention(q_BAMD: Tensor, k_BGTD: Tensor, v_BGTD: Tensor, mask: FlashM
     return out_BMAD.transpose(1, 2)
 
 
+_waits: list[Callable[[], None]] = []
+
+
+def before_first_use(wait: Callable[[], None]) -> None:
+    """Call it before the library's kernels are next used, and compiled if need be."""
+    _waits.append(wait)
+
+
 @cache
-def _library() -> Any:
+def load_library() -> Any:
     """The library's functions and the mask in its kernel language; compiled at their first call."""
     from cutlass import Int32, cute
     from flash_attn.cute import utils
@@ -75,7 +84,9 @@ def flash_forward(
     q_BMAD: Tensor, k_BTGD: Tensor, v_BTGD: Tensor, spans_BM4: Tensor, tiles: list[Tensor], scale: float
 ) -> tuple[Tensor, Tensor]:
     """Attention [B, M, A, D] and the log of each query's normalizer [B, A, M], float32."""
-    forward, _, arguments = _library()
+    while _waits:
+        _waits.pop()()
+    forward, _, arguments = load_library()
     out, lse, *_ = forward(q_BMAD, k_BTGD, v_BTGD, return_lse=True, **arguments(spans_BM4, tiles[:4], scale))
     return out, lse
 
@@ -93,7 +104,7 @@ def flash_backward(
     dout_BMAD: Tensor, saved: list[Tensor], spans_BM4: Tensor, tiles: list[Tensor], scale: float
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients of q, k, v. `saved` = [q, k, v, out, lse]."""
-    _, backward, arguments = _library()
+    _, backward, arguments = load_library()
     q, k, v, out, lse = saved
     dq, dk, dv = backward(q, k, v, out, dout_BMAD, lse, **arguments(spans_BM4, tiles[4:], scale))
     return dq, dk, dv

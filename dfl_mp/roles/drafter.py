@@ -10,20 +10,23 @@ produces: gradients, reduced buffers, applied steps, checkpoints; each said to t
 
 from __future__ import annotations
 
+import os
 import sys
 from functools import partial
 from pathlib import Path
 
 import torch
 
-from dfl_mp import checkpoint
+from dfl_mp import checkpoint, needs
 from dfl_mp.blackbox import BlackBox
 from dfl_mp.data.packs import PackStore
 from dfl_mp.errors import ConfigError
+from dfl_mp.gate import GATE
 from dfl_mp.log import say
 from dfl_mp.messages import Recompiled, Statistics
 from dfl_mp.model.drafter import new_drafter
 from dfl_mp.model.flash import flash_reason
+from dfl_mp.model.flash_ahead import FlashAhead
 from dfl_mp.model.frozen_ends import frozen_ends
 from dfl_mp.protocol.drafter import AllReduce, Apply, Compute, Drafter, Join, Work, WriteCheckpoint
 from dfl_mp.roles.common import Job, begin, device, exit_code_of, leave, load_libraries
@@ -43,8 +46,8 @@ STATE_OF = {Compute: "working", Apply: "working", AllReduce: "reducing", Join: "
 class DrafterRole:
     """See the module."""
 
-    def __init__(self, job: Job, startup: Startup) -> None:
-        self.job, self.device, self.startup = job, device(), startup
+    def __init__(self, job: Job, startup: Startup, ahead: FlashAhead | None = None) -> None:
+        self.job, self.device, self.startup, self.ahead = job, device(), startup, ahead
         self.box = BlackBox(job.run_dir, job.worker)
         self.store = PackStore.open(Path(job.prepared.data_dir))
         self.per_step = job.config.train.packs_per_step
@@ -96,7 +99,7 @@ class DrafterRole:
 
     def _warm_up(self) -> None:
         """Compile and prove the step, so that nothing is compiled later."""
-        self.warm_up = WarmUp(self.job, self.train, self.control.tally, self.startup)
+        self.warm_up = WarmUp(self.job, self.train, self.control.tally, self.startup, self.ahead)
         self.warm_up.run(self.store[0])
         self.unproved = False
         self.compiled = CompileLog()
@@ -238,6 +241,12 @@ def _statistics(result: StepResult) -> Statistics:
     )
 
 
+def _flash_ahead(place: torch.device) -> FlashAhead | None:
+    """At a run's first start, which has a gate, there may be nothing in the cache of compiled code."""
+    usable = needs.flash_reason(needs.describe(place), "bfloat16", None) is None
+    return FlashAhead() if usable and GATE in os.environ else None
+
+
 def main() -> int:
     startup = Startup()
     startup.mark("python")
@@ -245,11 +254,12 @@ def main() -> int:
     try:
         place = device()
         load_libraries(place)
+        ahead = _flash_ahead(place)
         flash_reason(place, torch.bfloat16, head_dim=128)  # loads the library, if it can be used
         startup.mark("libraries")
         job = begin(sys.argv)
         startup.mark("prepared")
-        DrafterRole(job, startup).run()
+        DrafterRole(job, startup, ahead).run()
     except ConfigError as error:
         return exit_code_of(error)
     return 0

@@ -24,8 +24,10 @@ def code_key(what: str, *parts: object) -> str:
     return compiling.key_of(what, gpu, parts, *sources)
 
 
-def take_turn(stack: ExitStack, key: str, job: Job, tally: Tally) -> None:
+def take_turn(stack: ExitStack, key: str, job: Job, tally: Tally) -> bool:
     """Wait until nobody else compiles this. Until `stack` closes the others wait for this worker, if it is the first.
+
+    Returns whether it has to compile, as far as is known.
 
     Waits half of `deadline.start` at most, then goes on by itself. `tally.note` says for whom.
     """
@@ -35,11 +37,13 @@ def take_turn(stack: ExitStack, key: str, job: Job, tally: Tally) -> None:
         say(tally.note)
 
     turn = compiling.turn(key, job.worker)
+    leads = True
     if turn is None:
-        return
+        return leads
     with tally.doing("compiling"):
         try:
             leads = stack.enter_context(turn.taken(job.config.deadline.start / 2, waits))
             say("compiles for the others" if leads else "what it compiles should be in the cache")
         except DeadlineError as error:
             say(f"{error}: compiles by itself")
+    return leads

@@ -15,6 +15,7 @@ import torch
 
 from dfl_mp.data.packs import Pack
 from dfl_mp.log import say
+from dfl_mp.model.flash_ahead import FlashAhead
 from dfl_mp.model.shapes import PackTensors
 from dfl_mp.roles.common import Job
 from dfl_mp.roles.tensors import to_tensors
@@ -29,8 +30,8 @@ from dfl_mp.transport.ring import DTYPES
 class WarmUp:
     """See the module. `prove` looks again after a recompile."""
 
-    def __init__(self, job: Job, train: TrainStep, tally: Tally, startup: Startup) -> None:
-        self._job, self._train, self._tally, self._startup = job, train, tally, startup
+    def __init__(self, job: Job, train: TrainStep, tally: Tally, startup: Startup, ahead: FlashAhead | None) -> None:
+        self._job, self._train, self._tally, self._startup, self._ahead = job, train, tally, startup, ahead
         self.provable = train.attention in proof.KERNELS
 
     def run(self, pack: Pack) -> None:
@@ -42,8 +43,9 @@ class WarmUp:
         features = features.to(DTYPES[self._job.config.target.dtype])
         with ExitStack() as stack:
             if self._train.device.type == "cuda":
-                take_turn(stack, self._key(tensors), self._job, self._tally)
+                leads = take_turn(stack, self._key(tensors), self._job, self._tally)
                 self._startup.mark("wait")
+                self._compile_ahead(leads, len(tensors.tokens_BS))
             with self._tally.doing("compiling"):
                 self._train.warm_up(features, tensors)
                 self._startup.mark("compile")
@@ -51,6 +53,14 @@ class WarmUp:
             with self._tally.doing("compiling", "looks at its kernels"):
                 say(f"attention: {self.prove(partial(self._step, features, tensors), tensors)}")
                 self._startup.mark("proof")
+
+    def _compile_ahead(self, leads: bool, rows: int) -> None:
+        if self._ahead is None:
+            return
+        if leads and self._train.attention == "flash":
+            self._ahead.compile(self._train.spec, rows)
+        else:
+            self._ahead.drop()
 
     def prove(self, step: partial[None], tensors: PackTensors) -> proof.Evidence:
         """Run the step and look at its kernels. Raises FellBack."""
