@@ -40,7 +40,7 @@ def write(
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(mode=0o700, parents=True)
     for name, tensors in ((DRAFTER, weights), (OPTIMIZER, state)):
-        save_file({k: v.detach().cpu().contiguous().clone() for k, v in tensors.items()}, folder / name)
+        save_file({k: v.detach().to("cpu", copy=True).contiguous() for k, v in tensors.items()}, folder / name)
         fsync_path(folder / name)
     sizes = {name: (folder / name).stat().st_size for name in (DRAFTER, OPTIMIZER)}
     write_json(folder / MANIFEST, {"format": FORMAT, "steps": steps, "sizes": sizes, "meta": meta})
