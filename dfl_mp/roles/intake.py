@@ -9,6 +9,7 @@ produces: a full buffer for the main thread, then Copied
 from __future__ import annotations
 
 import threading
+from contextlib import AbstractContextManager, nullcontext
 
 import torch
 from torch import Tensor
@@ -54,18 +55,19 @@ class Intake(threading.Thread):
         return self._machine.next_copy()
 
     def _copy(self, held: Held) -> Tensor:
-        buffer, event = self._free.pop() if self._free else (self._new_buffer(held), None)
-        view = self._views.get(held.ref.target) or self._map(held, buffer)
-        slot = view.slot(held.ref.slot)
-        if self._stream is None:
-            buffer.copy_(slot)
-            return buffer
-        with torch.cuda.stream(self._stream):
+        with self._own_stream():
+            buffer, event = self._free.pop() if self._free else (self._new_buffer(held), None)
+            view = self._views.get(held.ref.target) or self._map(held, buffer)
             if event is not None:
                 event.wait(self._stream)
-            buffer.copy_(slot, non_blocking=True)
-        self._stream.synchronize()
+            buffer.copy_(view.slot(held.ref.slot), non_blocking=self._stream is not None)
+        if self._stream is not None:
+            self._stream.synchronize()
         return buffer
+
+    def _own_stream(self) -> AbstractContextManager[object]:
+        """Also where buffers are allocated: the training stream's pool gives out what queued kernels still use."""
+        return torch.cuda.stream(self._stream) if self._stream is not None else nullcontext()
 
     def _map(self, held: Held, buffer: Tensor) -> RingView:
         """First pack from this target: map its ring, prove it, say at which rate it copies."""

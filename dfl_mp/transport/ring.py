@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from dfl_mp.errors import RefusedMessage, TransportError
+from dfl_mp.log import say
 from dfl_mp.messages import RingHandle
 
 PREFIX = "dfl-mp-"
@@ -51,6 +52,7 @@ class RingOwner:
         self.handle = RingHandle.model_validate({**how, **fields})
         self._slots = _views(storage, self.handle)
         self._fd: int | None = None
+        self._pinned = _pin(storage)
 
     @staticmethod
     def on_shm(name: str, num_slots: int, shape: tuple[int, int, int], dtype: str) -> RingOwner:
@@ -86,7 +88,7 @@ class RingOwner:
 
     def close(self) -> None:
         """Drop the memory; nobody can map it any more, mappings of others stay readable."""
-        self._slots = []
+        self._slots, self._pinned = [], _unpin(self._pinned)
         if self._fd is not None:
             os.close(self._fd)
             self._fd = None
@@ -102,8 +104,10 @@ class RingView:
         """
         self.handle = handle
         storage = _map_shm(handle) if handle.kind == "shm" else _map_cuda(handle, device)
-        found = zlib.crc32(storage[-PROOF_BYTES:].cpu().numpy().tobytes())
+        self._pinned = _pin(storage)
+        found = zlib.crc32(storage[-PROOF_BYTES:].to(device).cpu().numpy().tobytes())
         if found != handle.checksum:
+            self.close()
             raise TransportError(f"the ring's pattern has checksum {found}; its handle says {handle.checksum}")
         self._slots = _views(storage, handle)
 
@@ -127,7 +131,7 @@ class RingView:
 
     def close(self) -> None:
         """Drop the mapping."""
-        self._slots = []
+        self._slots, self._pinned = [], _unpin(self._pinned)
 
 
 def _views(storage: Tensor, handle: RingHandle) -> list[Tensor]:
@@ -142,11 +146,24 @@ def _path(fd: int) -> str:
 
 
 def _open_shm(fd: int, size: int) -> Tensor:
-    """Map the file; where there is a GPU its pages are pinned, so that copies run at the bus's rate."""
-    storage = torch.from_file(_path(fd), shared=True, size=size, dtype=torch.uint8)
-    if torch.cuda.is_available():
-        torch.cuda.cudart().cudaHostRegister(storage.data_ptr(), size, 0)
+    return torch.from_file(_path(fd), shared=True, size=size, dtype=torch.uint8)
+
+
+def _pin(storage: Tensor) -> Tensor | None:
+    """Pin the pages of host memory where there is a GPU, so that copies run at the bus's rate; what `_unpin` takes."""
+    if storage.is_cuda or not torch.cuda.is_available():
+        return None
+    code = int(torch.cuda.cudart().cudaHostRegister(storage.data_ptr(), storage.nbytes, 0))
+    if code != 0:
+        say(f"shared memory cannot be pinned (CUDA error {code}): copies are slower")
+        return None
     return storage
+
+
+def _unpin(storage: Tensor | None) -> None:
+    """Before the memory is unmapped: the pages would stay pinned, and be taken for what is mapped there next."""
+    if storage is not None:
+        torch.cuda.cudart().cudaHostUnregister(storage.data_ptr())
 
 
 def _map_shm(handle: RingHandle) -> Tensor:
