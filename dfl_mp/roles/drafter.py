@@ -16,6 +16,7 @@ from functools import partial
 from pathlib import Path
 
 import torch
+from torch import Tensor
 
 from dfl_mp import checkpoint, needs
 from dfl_mp.blackbox import BlackBox
@@ -30,6 +31,7 @@ from dfl_mp.model.flash_ahead import FlashAhead
 from dfl_mp.model.frozen_ends import frozen_ends
 from dfl_mp.protocol.drafter import AllReduce, Apply, Compute, Drafter, Join, Work, WriteCheckpoint
 from dfl_mp.roles.common import Job, begin, device, exit_code_of, leave, load_libraries
+from dfl_mp.roles.flights import Flights, OneByOne, cuda_mark
 from dfl_mp.roles.intake import Intake
 from dfl_mp.roles.tensors import to_tensors
 from dfl_mp.roles.warmup import WarmUp
@@ -56,6 +58,8 @@ class DrafterRole:
         tally = Tally(counts=False)
         self.control = Control(job.run_dir, job.worker, self.machine, self._abort_if_superseded, tally)
         self.intake = Intake(self.control, self.machine, self.device)
+        one_by_one = OneByOne(job.run_dir, job.worker, self.per_step)
+        self.flights = Flights(self.box, cuda_mark if self.device.type == "cuda" else None, one_by_one)
         self.clock = cuda_clock() if self.device.type == "cuda" else host_clock()
         self.waited_s = 0.0
         """Of the step before: what the device has done is read late, so that nothing waits for it."""
@@ -130,10 +134,16 @@ class DrafterRole:
                 self._save(work.steps)
 
     def _compute(self, pack: int) -> None:
-        self.box.computing(pack)
-        features = self.intake.take(pack)
-        self.train.waited(self.waited_s)
-        self.waited_s = 0.0
+        with self.flights.giving(pack):
+            features = self.intake.take(pack)
+            self.train.waited(self.waited_s)
+            self.waited_s = 0.0
+            self._accumulate(pack, features)
+            self.intake.give_back(features)
+        self.control.tally.packs += 1
+        self.control.report(lambda: self.machine.computed(pack))
+
+    def _accumulate(self, pack: int, features: Tensor) -> None:
         with self.clock.working(waited=True):
             tensors = to_tensors(self.store[pack], self.device)
             step = partial(self.train.accumulate, features, tensors, pack % self.per_step)
@@ -142,12 +152,10 @@ class DrafterRole:
                 self.unproved = False
             else:
                 step()
-        self.intake.give_back(features)
-        self.box.computing(None)
-        self.control.tally.packs += 1
-        self.control.report(lambda: self.machine.computed(pack))
 
     def _reduce(self, work: AllReduce) -> None:
+        if len(self.group.members) > 1:
+            self.flights.wait()  # a fault of a pack that shows in the collective would pass for a peer's death
         try:
             self.reduced = self.group.all_reduce(self.train.vector)
         except Superseded as error:
@@ -158,6 +166,7 @@ class DrafterRole:
 
     def _apply(self, step: int) -> None:
         assert self.machine.commit is not None
+        self.flights.wait()
         with self.clock.working(waited=False):
             result = self.train.apply(self.reduced, step)
         spent = self.clock.read()
@@ -191,6 +200,7 @@ class DrafterRole:
         order, within = work.order, self.job.config.deadline.form
         receives = self.job.worker in order.receivers or order.load is not None
         self.clock.forget()
+        self.flights.wait()
         try:
             self.group.form(order.generation, order.members, within)
             if receives:
