@@ -201,6 +201,10 @@ class RingProved(Message):
     bytes_per_s: float
 
 
+TRANSPORT = "transport.json"
+"""In the run folder once CUDA IPC has proved unusable: rings are in shared memory until the launch ends."""
+
+
 class RingUnreadable(Message):
     """drafter -> coordinator: the target's ring cannot be mapped here though the target lives."""
 

@@ -15,6 +15,7 @@ from typing import Any
 from dfl_mp.config import Config
 from dfl_mp.errors import ConfigError
 from dfl_mp.log import write_json
+from dfl_mp.messages import TRANSPORT
 from dfl_mp.transport.links import socket_path
 from launcher.tail import short
 
@@ -71,6 +72,7 @@ def open_run(config: Config) -> tuple[RunDir, Config]:
         written = config.model_copy(update={"run": config.run.model_copy(update={"dir": str(path)})})
         resumed = _refuse_other_mathematics(path, written)
         (path / "logs").mkdir(mode=0o700, exist_ok=True)
+        (path / TRANSPORT).unlink(missing_ok=True)  # this launch may have other luck
         write_json(path / "config.json", written.model_dump(mode="json"))
     except BaseException:
         os.close(lock)

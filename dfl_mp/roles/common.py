@@ -17,8 +17,6 @@ from dfl_mp.specs import Prepared
 if TYPE_CHECKING:
     import torch
 
-TRANSPORT = "transport.json"
-"""In the run folder once CUDA IPC has proved unusable: rings are in shared memory from then on."""
 
 
 @dataclass(frozen=True)

@@ -22,6 +22,7 @@ from dfl_mp.log import JsonLines, read_lines, say, write_json
 from dfl_mp.messages import (
     COORDINATOR,
     LAUNCHER,
+    TRANSPORT,
     Alive,
     Answer,
     Command,
@@ -58,7 +59,7 @@ from dfl_mp.protocol.effects import (
     Send,
 )
 from dfl_mp.protocol.scheduler import Shape
-from dfl_mp.roles.common import TRANSPORT, Job, begin
+from dfl_mp.roles.common import Job, begin
 from dfl_mp.roles.deadlines import Deadlines, Order
 from dfl_mp.roles.hearing import Hearing
 from dfl_mp.roles.ledger import Ledger
@@ -88,6 +89,8 @@ class CoordinatorRole:
         self.status: dict[str, Status] = {}
         self.deadlines = Deadlines(c.deadline)
         self.killing: set[str] = set()
+        self.unreadable: set[str] = set()
+        """Targets whose rings could not be mapped."""
         newest = read_lines(job.run_dir / "metrics.jsonl")[-SMOOTH_STEPS:]
         self.recent: deque[dict[str, Any]] = deque(newest, maxlen=SMOOTH_STEPS)
         """The newest lines of the ledger, for the means that people read."""
@@ -263,11 +266,14 @@ class CoordinatorRole:
             self._event("worker_stuck", stuck=worker, reason=reason)
 
     def _fall_back(self, drafter: str, message: RingUnreadable) -> None:
-        """A living target's ring cannot be mapped: the target starts again with a ring in shared memory."""
+        """A living target's ring cannot be mapped: the target starts again, from the second on with a ring in shared
+        memory. The first may have been dying already."""
         if message.target in self.machine.dead:
             return
-        self._event("transport_fallback", drafter=drafter, target=message.target, reason=message.reason)
-        write_json(self.job.run_dir / TRANSPORT, {"kind": "shm", "reason": message.reason})
+        self.unreadable.add(message.target)
+        if len(self.unreadable) > 1:
+            self._event("transport_fallback", drafter=drafter, target=message.target, reason=message.reason)
+            write_json(self.job.run_dir / TRANSPORT, {"kind": "shm", "reason": message.reason})
         self._kill(message.target, f"its ring cannot be read by {drafter}: {message.reason}")
 
     # ---- people -----------------------------------------------------------------------------------------------------

@@ -22,11 +22,11 @@ from dfl_mp.blackbox import BlackBox
 from dfl_mp.data.packs import PackStore
 from dfl_mp.errors import ConfigError, TransportError
 from dfl_mp.log import say
-from dfl_mp.messages import Compute
+from dfl_mp.messages import TRANSPORT, Compute
 from dfl_mp.model.target import FeatureTarget, load_feature_target
 from dfl_mp.model.target_compile import compile_target
 from dfl_mp.protocol.target import Target
-from dfl_mp.roles.common import TRANSPORT, Job, begin, device, exit_code_of, leave, load_libraries
+from dfl_mp.roles.common import Job, begin, device, exit_code_of, leave, load_libraries
 from dfl_mp.roles.tensors import to_tensors
 from dfl_mp.roles.turns import code_key, take_turn
 from dfl_mp.roles.worker import Control, end_process_on_thread_error
