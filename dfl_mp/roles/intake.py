@@ -57,9 +57,9 @@ class Intake(threading.Thread):
     def _copy(self, held: Held) -> Tensor:
         with self._own_stream():
             buffer, event = self._free.pop() if self._free else (self._new_buffer(held), None)
-            view = self._views.get(held.ref.target) or self._map(held, buffer)
             if event is not None:
                 event.wait(self._stream)
+            view = self._views.get(held.ref.target) or self._map(held, buffer)
             buffer.copy_(view.slot(held.ref.slot), non_blocking=self._stream is not None)
         if self._stream is not None:
             self._stream.synchronize()
@@ -70,7 +70,7 @@ class Intake(threading.Thread):
         return torch.cuda.stream(self._stream) if self._stream is not None else nullcontext()
 
     def _map(self, held: Held, buffer: Tensor) -> RingView:
-        """First pack from this target: map its ring, prove it, say at which rate it copies."""
+        """First pack from this target: map its ring, prove it, say at which rate it copies (which fills `buffer`)."""
         view = RingView(held.ring, self._device)
         proof = RingProved(target=held.ref.target, kind=held.ring.kind, bytes_per_s=view.rate(buffer))
         self._views[held.ref.target] = view
