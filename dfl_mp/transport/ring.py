@@ -12,6 +12,8 @@ import os
 import re
 import time
 import zlib
+from contextlib import suppress
+from functools import cache
 from typing import Any
 
 import psutil
@@ -154,16 +156,27 @@ def _pin(storage: Tensor) -> Tensor | None:
     if storage.is_cuda or not torch.cuda.is_available():
         return None
     code = int(torch.cuda.cudart().cudaHostRegister(storage.data_ptr(), storage.nbytes, 0))
-    if code != 0:
-        say(f"shared memory cannot be pinned (CUDA error {code}): copies are slower")
-        return None
-    return storage
+    return storage if _succeeded(code, "pinned, copies are slower") else None
 
 
 def _unpin(storage: Tensor | None) -> None:
     """Before the memory is unmapped: the pages would stay pinned, and be taken for what is mapped there next."""
     if storage is not None:
-        torch.cuda.cudart().cudaHostUnregister(storage.data_ptr())
+        _succeeded(int(torch.cuda.cudart().cudaHostUnregister(storage.data_ptr())), "unpinned")
+
+
+def _succeeded(code: int, what: str) -> bool:
+    """Whether CUDA did it; if not, says so once and takes back the error, which the next kernel launch would raise."""
+    if code != 0:
+        _say_once(f"CUDA error {code}: shared memory cannot be {what}")
+        with suppress(RuntimeError):
+            torch.ones(1, device="cuda")
+    return code == 0
+
+
+@cache
+def _say_once(text: str) -> None:
+    say(text)
 
 
 def _map_shm(handle: RingHandle) -> Tensor:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
+from dfl_mp.transport import ring as rings
+from dfl_mp.transport.ring import RingOwner, RingView
 from tests.gpu.by_process import Script
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
@@ -79,3 +81,26 @@ def test_a_ring_in_shared_memory_serves_gpus_too() -> None:
     owner.process.stdin.close()
     assert owner.process.wait(30) == 0
     reader.kill()
+
+
+def test_a_ring_in_shared_memory_is_pinned_until_it_is_closed() -> None:
+    owner = RingOwner.on_shm("test", 2, (1, 64, 64), "bfloat16")
+    view = RingView(owner.handle, torch.device("cuda", 0))
+    storages = [owner._pinned, view._pinned]  # keeps the memory mapped
+    assert all(s is not None and s.is_pinned() for s in storages)
+    view.close()
+    owner.close()
+    assert not any(s is not None and s.is_pinned() for s in storages)
+
+
+def test_memory_that_cannot_be_pinned_does_not_fail_the_next_launch(capfd: pytest.CaptureFixture[str]) -> None:
+    rings._say_once.cache_clear()
+    storage = torch.zeros(1 << 20, dtype=torch.uint8)
+    pinned = rings._pin(storage)
+    try:
+        assert rings._pin(storage) is None and rings._pin(storage) is None, "it is pinned already"
+        assert float(torch.full((4,), 2.0, device="cuda").sum()) == 8.0
+        out, err = capfd.readouterr()
+        assert (out + err).count("cannot be pinned") == 1
+    finally:
+        rings._unpin(pinned)
