@@ -202,11 +202,11 @@ class RingProved(Message):
 
 
 TRANSPORT = "transport.json"
-"""In the run folder once CUDA IPC has proved unusable: rings are in shared memory until the launch ends."""
+"""In the run folder once CUDA IPC has proved unusable: rings are in shared memory until the next launch."""
 
 
 class RingUnreadable(Message):
-    """drafter -> coordinator: the target's ring cannot be mapped here though the target lives."""
+    """drafter -> coordinator: the target's ring cannot be mapped here though the target is not known to be dead."""
 
     target: Worker
     reason: Text

@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     import torch
 
 
-
 @dataclass(frozen=True)
 class Job:
     """What a worker is told: its run, its own id, the config, and what `prepare` found."""

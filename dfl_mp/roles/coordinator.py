@@ -65,6 +65,7 @@ from dfl_mp.roles.hearing import Hearing
 from dfl_mp.roles.ledger import Ledger
 from dfl_mp.roles.operators import Operators
 from dfl_mp.roles.refusals import Refusals
+from dfl_mp.roles.unreadable import Complaint, Unreadable
 from dfl_mp.transport.links import Hub
 
 PROGRESS_EVERY_S = 0.5
@@ -89,8 +90,7 @@ class CoordinatorRole:
         self.status: dict[str, Status] = {}
         self.deadlines = Deadlines(c.deadline)
         self.killing: set[str] = set()
-        self.unreadable: set[str] = set()
-        """Targets whose rings could not be mapped."""
+        self.unreadable = Unreadable()
         newest = read_lines(job.run_dir / "metrics.jsonl")[-SMOOTH_STEPS:]
         self.recent: deque[dict[str, Any]] = deque(newest, maxlen=SMOOTH_STEPS)
         """The newest lines of the ledger, for the means that people read."""
@@ -146,7 +146,7 @@ class CoordinatorRole:
             fields = {"graphs": message.graphs, "reason": message.reason, "seconds": round(message.seconds, 2)}
             self._event("recompile", drafter=sender, **fields)
         elif isinstance(message, RingUnreadable):
-            self._fall_back(sender, message)
+            self.unreadable.take(message.target, sender, message.reason, time.monotonic())
         elif isinstance(message, Shutdown) and sender == LAUNCHER:
             self.shutdown = message
             self._carry_out(self.machine.save_now())
@@ -239,6 +239,8 @@ class CoordinatorRole:
                 self._kill(worker, f"says nothing for {silence:.0f} s")
         for worker, reason in self.deadlines.stuck(self.status).items():
             self._kill(worker, reason)
+        for complaint in self.unreadable.due(now, dying=self.machine.dead | self.killing):
+            self._fall_back(complaint)
         if (late := self.deadlines.late(self._open_order(), now)) is not None:
             self._event("order_late", order=str(late))
             for worker, reason in self.deadlines.absent(late, self.status).items():
@@ -265,16 +267,14 @@ class CoordinatorRole:
             self.killing.add(worker)
             self._event("worker_stuck", stuck=worker, reason=reason)
 
-    def _fall_back(self, drafter: str, message: RingUnreadable) -> None:
+    def _fall_back(self, complaint: Complaint) -> None:
         """A living target's ring cannot be mapped: the target starts again, from the second on with a ring in shared
-        memory. The first may have been dying already."""
-        if message.target in self.machine.dead:
-            return
-        self.unreadable.add(message.target)
-        if len(self.unreadable) > 1:
-            self._event("transport_fallback", drafter=drafter, target=message.target, reason=message.reason)
-            write_json(self.job.run_dir / TRANSPORT, {"kind": "shm", "reason": message.reason})
-        self._kill(message.target, f"its ring cannot be read by {drafter}: {message.reason}")
+        memory."""
+        fields = {"drafter": complaint.drafter, "target": complaint.target, "reason": complaint.reason}
+        if complaint.proved:
+            self._event("transport_fallback", **fields)
+            write_json(self.job.run_dir / TRANSPORT, {"kind": "shm", "reason": complaint.reason})
+        self._kill(complaint.target, f"its ring cannot be read by {complaint.drafter}: {complaint.reason}")
 
     # ---- people -----------------------------------------------------------------------------------------------------
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from dfl_mp.errors import ConfigError
-from dfl_mp.messages import Progress, Status, WorkerLine
+from dfl_mp.messages import TRANSPORT, Progress, Status, WorkerLine
 from launcher import compose
 from launcher.plain import data_wait, progress_line
 from launcher.run_dir import first_incarnation, open_run
@@ -53,6 +53,16 @@ def test_an_accepted_run_and_an_old_one_stay(tmp_path: Path) -> None:
     again, _ = open_run(config)
     again.discard(), again.close()
     assert (tmp_path / "r" / "config.json").exists()
+
+
+def test_each_launch_tries_cuda_ipc_again(tmp_path: Path) -> None:
+    config = compose.load([f"run.dir={tmp_path / 'r'}"])
+    run, _ = open_run(config)
+    run.accept(), run.close()
+    (run.path / TRANSPORT).write_text("{}")
+    again, _ = open_run(config)
+    again.close()
+    assert not (run.path / TRANSPORT).exists()
 
 
 def test_other_mathematics_is_refused_by_field_name(tmp_path: Path) -> None:
