@@ -87,7 +87,7 @@ class DataConfig(Section):
     """S."""
     rows_per_pack: Positive
     anchors_per_row: Positive | None
-    """N; None: chosen from the density of trained positions in the data."""
+    """N; None: as many as the rows of the data use, see `dfl_mp.data.packing.choose_slots`."""
     max_anchors_per_document: Positive
     max_documents: Positive | None
     cache_dir: Text

@@ -7,7 +7,7 @@ A pure function of lengths, seed and settings; the rows of all epochs form one s
 from __future__ import annotations
 
 import math
-from bisect import bisect_left, insort
+from bisect import bisect_left, bisect_right, insort
 from dataclasses import dataclass
 
 import numpy as np
@@ -18,6 +18,8 @@ _WINDOW = 1024
 """Documents sorted by length at a time: enough to fill rows, few enough that neighbours change from epoch to epoch."""
 _OPEN = 1024
 """Rows with room kept open."""
+SLOTS_USED = 0.97
+"""Share of the anchor slots, at least, where N is chosen."""
 
 
 @dataclass(frozen=True)
@@ -84,10 +86,24 @@ def split_slots(wanted: np.ndarray, slots: int) -> np.ndarray:
     return share + 1
 
 
-def choose_slots(wanted_D: np.ndarray, rows: int, block_size: int) -> int:
-    """N: the mean of wanted anchors in a row, rounded to a multiple of 32 for which N·K is a multiple of 128."""
+def share_used(wanted_rows: np.ndarray, slots: int) -> float:
+    """Share of the slots that rows wanting so many anchors fill.  wanted [100, 500], 128 slots -> 228 / 256"""
+    return float(np.minimum(wanted_rows / slots, 1).mean())
+
+
+def choose_slots(wanted_D: np.ndarray, rows: list[list[int]], block_size: int) -> int:
+    """N: the largest of which `rows`, those of one epoch, use SLOTS_USED or more; a multiple of 32 with N·K one of 128.
+
+    An empty slot costs as much as a trained one, and a position left out may be drawn in the next epoch. N is larger
+    where more than 1 % of the rows would lose documents to it, since each document takes a slot.
+    One row wants 100 and one 500, K = 16 -> 96: of 128 slots 89 % would be used.
+    """
     step = math.lcm(32, 128 // math.gcd(128, block_size))
-    return step * max(1, round(float(wanted_D.sum()) / rows / step))
+    wanted_rows = np.array([wanted_D[row].sum() for row in rows])
+    steps = range(1, 1 + int(wanted_rows.mean() / SLOTS_USED) // step)
+    filled = bisect_right(steps, -SLOTS_USED, key=lambda n: -share_used(wanted_rows, n * step))
+    documents = float(np.quantile([len(row) for row in rows], 0.99))
+    return step * max(1, filled, math.ceil(documents / step))
 
 
 def plan_rows(

@@ -33,6 +33,8 @@ from dfl_mp.specs import TargetSpec
 from dfl_mp.words import plural
 
 SUMMARY = "summary.json"
+RULES = 2
+"""By which rows are laid out; a folder made by other rules is not found again."""
 
 Say = Callable[[str], None]
 
@@ -75,7 +77,7 @@ def _key(config: Config, target: TargetSpec, chat: ChatTokenizer) -> str:
     prompts = config.data.prompts
     return key_of(
         {
-            "format": FORMAT,
+            "format": [FORMAT, RULES],
             "data": hash_file(find_file(config.data.path, "data.path", "train.jsonl")),
             "prompts": prompts and hash_file(find_file(prompts, "data.prompts", "heldout.jsonl")),
             "tokenizer": chat.fingerprint(),
@@ -165,7 +167,7 @@ def _plan(config: Config, documents: list[Document]) -> tuple[Rows, PackShape, n
     wanted_D = np.minimum(eligible_D, data.max_anchors_per_document)
     slots = data.anchors_per_row
     if slots is None:
-        unbounded = len(pack_epoch(lengths_D, data.row_tokens, len(documents), (train.seed, 0)))
+        unbounded = pack_epoch(lengths_D, data.row_tokens, len(documents), (train.seed, 0))
         slots = choose_slots(wanted_D, unbounded, config.drafter.block_size)
     rows_per_step = data.rows_per_pack * train.packs_per_step
     most_rows = None if train.max_steps is None else train.max_steps * rows_per_step

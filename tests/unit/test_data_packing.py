@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dfl_mp.data.anchors import draw_anchors, eligible_positions
-from dfl_mp.data.packing import choose_slots, pack_epoch, plan_rows, split_slots
+from dfl_mp.data.packing import SLOTS_USED, choose_slots, pack_epoch, plan_rows, split_slots
 from dfl_mp.data.packs import META, Pack, PackShape, PackStore
 from dfl_mp.data.tokenize import Document
 from dfl_mp.errors import CheckpointError
@@ -165,10 +165,42 @@ def test_split_example() -> None:
 
 @pytest.mark.parametrize(("block_size", "step"), [(16, 32), (8, 32), (4, 32), (10, 64), (7, 128)])
 def test_the_number_of_slots_fits_the_kernels(block_size: int, step: int) -> None:
-    slots = choose_slots(np.full(100, 47), 10, block_size)
+    slots = choose_slots(np.full(100, 47), [list(range(at, at + 10)) for at in range(0, 100, 10)], block_size)
     assert slots % step == 0 and slots * block_size % 128 == 0
-    assert abs(slots - 470) <= step / 2
-    assert choose_slots(np.array([1]), 1, block_size) == step
+    assert slots <= 470 / SLOTS_USED < slots + step
+    assert choose_slots(np.array([1]), [[0]], block_size) == step
+
+
+@settings(deadline=None, max_examples=60)
+@given(st.lists(st.integers(1, 4000), min_size=1, max_size=30), st.sampled_from([16, 10, 7]))
+def test_no_more_slots_would_be_used(wanted, block_size: int) -> None:
+    """As a search through all numbers finds: the most of which 97 % are used, or the fewest there are."""
+    step = {16: 32, 10: 64, 7: 128}[block_size]
+    numbers = np.arange(step, 4000 + 2 * step, step)
+    used = np.minimum(np.array(wanted)[:, None], numbers).sum(0) / (numbers * len(wanted))
+    slots = choose_slots(np.array(wanted), [[document] for document in range(len(wanted))], block_size)
+    assert slots == max(numbers[used >= SLOTS_USED], default=step)
+
+
+def test_one_long_document_in_half_of_the_rows_takes_no_slots_from_the_drafter() -> None:
+    assert choose_slots(np.array([100, 250, 250]), [[0], [1, 2]], 16) == 96
+
+
+def test_rows_of_many_short_documents_keep_them_all() -> None:
+    """Documents of 10 tokens with a pair each beside one long one: 40 slots used, but 400 documents in a row."""
+    rows = [list(range(at, at + 400)) for at in range(0, 1200, 400)] + [[1200], [1201], [1202]]
+    assert choose_slots(np.array([1] * 1200 + [40] * 3), rows, 16) == 416
+
+
+def test_slots_of_chats_are_used() -> None:
+    """Lengths spread as in chats, 512 anchors a document at most: rows want 512 to 2,000 anchors."""
+    random = np.random.default_rng(0)
+    lengths_D = np.clip(random.lognormal(6.85, 0.8, 3000), 16, 4096).astype(np.int64)
+    wanted_D = np.clip(lengths_D * 6 // 10, 1, 512)
+    slots = choose_slots(wanted_D, pack_epoch(lengths_D, 4096, 3000, (0, 0)), 16)
+    rows = plan_rows(lengths_D, wanted_D, 4096, slots, (0, None, 2))
+    assert rows.quotas.sum() / (len(rows) * slots) > SLOTS_USED - 0.005
+    assert lengths_D[rows.documents].sum() / (len(rows) * 4096) > 0.97
 
 
 def test_the_end_of_a_short_answer_at_a_rows_end_is_anchored(tmp_path: Path) -> None:
