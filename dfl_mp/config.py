@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
+from pydantic_core import PydanticCustomError
 
 from dfl_mp.errors import ConfigError
 
@@ -148,9 +149,15 @@ class CheckpointConfig(Section):
     keep: Positive
 
 
+def _only_at_the_end(every_steps: int) -> int:
+    if every_steps:
+        raise PydanticCustomError("unsupported", "only 0 is supported so far: the evaluation runs at the end")
+    return every_steps
+
+
 class EvalConfig(Section):
-    every_steps: Natural
-    """0: only at the end."""
+    every_steps: Annotated[Natural, AfterValidator(_only_at_the_end)]
+    """0, the only choice so far: at the end."""
     num_prompts: Positive
     max_new_tokens: Positive
     untrained: bool

@@ -42,6 +42,8 @@ def test_every_experiment_has_a_line_in_the_help() -> None:
         ("data.path=", "data.path"),
         ("drafter.block_size=1", "drafter.block_size"),
         ("target.dtype=float16", "target.dtype"),
+        ("eval.every_steps=5", "eval.every_steps: only 0 is supported so far: the evaluation runs at the end (got 5)"),
+        ("eval.every_steps=-1", "eval.every_steps: Input should be greater than or equal to 0"),
         ("data.cache_dir='${oc.env:DFL_TEST_UNSET}'", "DFL_TEST_UNSET"),
         ("+optim.lrr=1", "optim.lrr: unknown field"),
         ("optim.lr=[", "optim.lr=[: cannot be read"),
