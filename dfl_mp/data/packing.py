@@ -88,7 +88,7 @@ def split_slots(wanted: np.ndarray, slots: int) -> np.ndarray:
 
 def share_used(wanted_rows: np.ndarray, slots: int) -> float:
     """Share of the slots that rows wanting so many anchors fill.  wanted [100, 500], 128 slots -> 228 / 256"""
-    return float(np.minimum(wanted_rows / slots, 1).mean())
+    return int(np.minimum(wanted_rows, slots).sum()) / (slots * len(wanted_rows))
 
 
 def choose_slots(wanted_D: np.ndarray, rows: list[list[int]], block_size: int) -> int:
@@ -100,7 +100,7 @@ def choose_slots(wanted_D: np.ndarray, rows: list[list[int]], block_size: int) -
     """
     step = math.lcm(32, 128 // math.gcd(128, block_size))
     wanted_rows = np.array([wanted_D[row].sum() for row in rows])
-    steps = range(1, 1 + int(wanted_rows.mean() / SLOTS_USED) // step)
+    steps = range(1, 2 + int(wanted_rows.mean() / SLOTS_USED) // step)
     filled = bisect_right(steps, -SLOTS_USED, key=lambda n: -share_used(wanted_rows, n * step))
     documents = float(np.quantile([len(row) for row in rows], 0.99))
     return step * max(1, filled, math.ceil(documents / step))

@@ -176,7 +176,7 @@ def test_the_number_of_slots_fits_the_kernels(block_size: int, step: int) -> Non
 def test_no_more_slots_would_be_used(wanted, block_size: int) -> None:
     """As a search through all numbers finds: the most of which 97 % are used, or the fewest there are."""
     step = {16: 32, 10: 64, 7: 128}[block_size]
-    numbers = np.arange(step, 4000 + 2 * step, step)
+    numbers = np.arange(step, 4500, step)
     used = np.minimum(np.array(wanted)[:, None], numbers).sum(0) / (numbers * len(wanted))
     slots = choose_slots(np.array(wanted), [[document] for document in range(len(wanted))], block_size)
     assert slots == max(numbers[used >= SLOTS_USED], default=step)
