@@ -86,6 +86,17 @@ class DrafterSpec(Spec):
     """What `rope_parameters` come to; None: to be computed from them."""
 
 
+class Sources(Spec):
+    """What the packs are made of, beside the config's fields."""
+
+    data: str
+    """Digest of the file `data.path`."""
+    tokenizer: str
+    """Digest of the target's tokenizer and chat template."""
+    transformers: str
+    """Version."""
+
+
 class Prepared(Spec):
     """The result of `prepare`."""
 
@@ -101,6 +112,9 @@ class Prepared(Spec):
     num_prompts: int
     report: dict[str, Any]
     """What was read, cut, skipped and dropped; for people."""
+    packs: str | None = None
+    """Digest of all packs; None (here and below): not known."""
+    sources: Sources | None = None
 
     def write(self, path: Path) -> None:
         path.write_text(self.model_dump_json(indent=1))

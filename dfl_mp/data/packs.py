@@ -6,6 +6,7 @@ The folder holds one .npy per array, and `meta.json` with the dtype and shape of
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -60,8 +61,8 @@ class PackStore:
         self._arrays = arrays
 
     @staticmethod
-    def write(folder: Path, documents: Sequence[Document], rows: Rows, shape: PackShape) -> None:
-        """Write all arrays and then `meta.json` into an existing folder."""
+    def write(folder: Path, documents: Sequence[Document], rows: Rows, shape: PackShape) -> str:
+        """Write all arrays and then `meta.json` into an existing folder; returns the digest of what makes the packs."""
         arrays = {
             "tokens": np.concatenate([d.tokens for d in documents]),
             "loss_mask": np.concatenate([d.loss_mask for d in documents]),
@@ -75,8 +76,12 @@ class PackStore:
         for name, array in arrays.items():
             np.save(folder / f"{name}.npy", array)
         listed = {name: [array.dtype.str, list(array.shape)] for name, array in arrays.items()}
-        meta = {"format": FORMAT, "shape": vars(shape), "arrays": listed}
-        (folder / META).write_text(json.dumps(meta, indent=1))
+        meta = json.dumps({"format": FORMAT, "shape": vars(shape), "arrays": listed}, indent=1)
+        (folder / META).write_text(meta)
+        digest = hashlib.sha256(meta.encode())
+        for array in arrays.values():
+            digest.update(np.ascontiguousarray(array))
+        return digest.hexdigest()
 
     @staticmethod
     def open(folder: Path) -> PackStore:

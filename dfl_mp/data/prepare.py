@@ -29,7 +29,7 @@ from dfl_mp.data.summary import anchor_counts, token_counts
 from dfl_mp.data.tokenize import ChatTokenizer, Document, Tally, tokenize
 from dfl_mp.errors import CheckpointError, ConfigError
 from dfl_mp.inputs import find_file
-from dfl_mp.specs import TargetSpec
+from dfl_mp.specs import Sources, TargetSpec
 from dfl_mp.words import plural
 
 SUMMARY = "summary.json"
@@ -49,6 +49,9 @@ class PreparedData:
     mask_token_id: int
     num_prompts: int
     report: dict[str, Any]
+    packs: str
+    """Digest of all packs."""
+    sources: Sources
 
 
 def prepare_data(config: Config, target: TargetSpec, tokenizer: Any, say: Say) -> PreparedData:
@@ -57,10 +60,15 @@ def prepare_data(config: Config, target: TargetSpec, tokenizer: Any, say: Say) -
     Raises ConfigError naming the field, row or file that is wrong.
     """
     chat = ChatTokenizer(tokenizer)
-    folder = Path(config.data.cache_dir).expanduser().resolve() / _key(config, target, chat)
+    sources = Sources(
+        data=hash_file(find_file(config.data.path, "data.path", "train.jsonl")),
+        tokenizer=chat.fingerprint(),
+        transformers=transformers.__version__,
+    )
+    folder = Path(config.data.cache_dir).expanduser().resolve() / _key(config, target, sources)
     if folder.is_dir():
         try:
-            found = _load(folder)
+            found = _load(folder, sources)
         except CheckpointError as error:
             say(f"data: made anew, the folder in the cache is damaged: {error}")
             shutil.rmtree(folder)
@@ -70,18 +78,16 @@ def prepare_data(config: Config, target: TargetSpec, tokenizer: Any, say: Say) -
     with staged(folder) as stage:
         _make(config, target, (tokenizer, chat), (stage, say))
     say(f"data: written to {folder}")
-    return _load(folder)
+    return _load(folder, sources)
 
 
-def _key(config: Config, target: TargetSpec, chat: ChatTokenizer) -> str:
+def _key(config: Config, target: TargetSpec, sources: Sources) -> str:
     prompts = config.data.prompts
     return key_of(
         {
             "format": [FORMAT, RULES],
-            "data": hash_file(find_file(config.data.path, "data.path", "train.jsonl")),
+            "sources": sources.model_dump(),
             "prompts": prompts and hash_file(find_file(prompts, "data.prompts", "heldout.jsonl")),
-            "tokenizer": chat.fingerprint(),
-            "transformers": transformers.__version__,
             "target": target.model_dump(include={"path", "vocab_size", "eos_token_ids", "max_position_embeddings"}),
             "section": config.data.model_dump(exclude={"cache_dir"}),
             "drafter": [config.drafter.block_size, config.drafter.mask_token_id],
@@ -91,10 +97,11 @@ def _key(config: Config, target: TargetSpec, chat: ChatTokenizer) -> str:
     )
 
 
-def _load(folder: Path) -> PreparedData:
+def _load(folder: Path, sources: Sources) -> PreparedData:
     store = PackStore.open(folder)
     try:
-        return PreparedData(folder=folder, shape=store.shape, **json.loads((folder / SUMMARY).read_text()))
+        summary = json.loads((folder / SUMMARY).read_text())
+        return PreparedData(folder=folder, shape=store.shape, sources=sources, **summary)
     except (OSError, ValueError, TypeError) as error:
         raise CheckpointError(f"{folder / SUMMARY}: cannot be read: {error}") from None
 
@@ -119,7 +126,7 @@ def _make(config: Config, target: TargetSpec, tokenizers: tuple[Any, ChatTokeniz
     documents = _tokenize_all(conversations, chat, most_tokens, tally, progress)
     mask_token_id, why = _mask_token(config, target, tokenizer, documents)
     rows, shape, eligible_D = _plan(config, documents)
-    PackStore.write(stage, documents, rows, shape)
+    packs = PackStore.write(stage, documents, rows, shape)
     write_prompts(stage, prompts)
     num_steps = shape.num_packs // config.train.packs_per_step
     report = {
@@ -132,7 +139,13 @@ def _make(config: Config, target: TargetSpec, tokenizers: tuple[Any, ChatTokeniz
         "mask_token": f"{mask_token_id}: {why}",
         "prompts": prompt_report.as_dict(),
     }
-    summary = {"num_steps": num_steps, "mask_token_id": mask_token_id, "num_prompts": len(prompts), "report": report}
+    summary = {
+        "num_steps": num_steps,
+        "mask_token_id": mask_token_id,
+        "num_prompts": len(prompts),
+        "report": report,
+        "packs": packs,
+    }
     (stage / SUMMARY).write_text(json.dumps(summary, indent=1))
 
 

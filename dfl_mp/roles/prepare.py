@@ -3,13 +3,13 @@
     python -m dfl_mp.roles.prepare RUN_DIR
 
 Consumes `RUN_DIR/config.json`; waits for nothing; produces `RUN_DIR/prepared.json` and a folder under `data.cache_dir`.
+A `prepared.json` that is there already is what the run was begun with: other data or another target are refused.
 Exit 0 done, 2 the user's input is wrong (one line `error: …` on stderr), 1 anything else (a traceback).
 """
 
 from __future__ import annotations
 
 import json
-import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,8 @@ from dfl_mp.config import Config, TargetConfig, parse
 from dfl_mp.data.prepare import Say, prepare_data
 from dfl_mp.data.summary import describe
 from dfl_mp.errors import ConfigError
+from dfl_mp.log import write_json
+from dfl_mp.roles.unchanged import refuse_changes
 from dfl_mp.specs import Prepared, TargetSpec
 
 
@@ -43,6 +45,8 @@ def prepare(config: Config, target: TargetSpec, tokenizer: Any, say: Say = print
         anchors_per_row=data.shape.anchors_per_row,
         num_prompts=data.num_prompts,
         report=data.report,
+        packs=data.packs,
+        sources=data.sources,
     )
 
 
@@ -67,19 +71,30 @@ def read_config(run_dir: Path) -> Config:
     return parse(tree)
 
 
+def read_before(path: Path) -> Prepared | None:
+    """What the run was begun with, if it was. Raises ConfigError: that cannot be read."""
+    if not path.exists():
+        return None
+    try:
+        return Prepared.read(path)
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"run.dir: cannot read {path}: {' '.join(str(error).split())}") from None
+
+
 def run(run_dir: Path) -> None:
     from dfl_mp.model.target_load import end_names
     from dfl_mp.model.target_spec import describe_target
 
-    config = read_config(run_dir)
+    config, path = read_config(run_dir), run_dir / "prepared.json"
+    before = read_before(path)
     target = describe_target(config.target)
     target = target.model_copy(update={"ends": end_names(target, config.target)})
     if config.target.load_format == "dummy":
         _say("target: random weights (target.load_format=dummy); what is trained, exported and evaluated means nothing")
     prepared = prepare(config, target, load_tokenizer(config.target, target.path), _say)
-    staged = run_dir / f".prepared-{os.getpid()}.json"
-    prepared.write(staged)
-    staged.replace(run_dir / "prepared.json")
+    if before is not None:
+        refuse_changes(before, prepared, config)
+    write_json(path, prepared.model_dump(mode="json"))
 
 
 def _say(line: str) -> None:

@@ -82,6 +82,8 @@ def configure(run: Path, *overrides: str) -> None:
 
 
 def prepared(run: Path) -> Prepared:
+    """Of a new run."""
+    (run / "prepared.json").unlink(missing_ok=True)
     assert main([str(run)]) == 0
     return Prepared.read(run / "prepared.json")
 
@@ -324,6 +326,72 @@ def test_pad_eos_and_unk_are_never_the_mask(tmp_path: Path, token: str) -> None:
     full = spec.model_copy(update={"vocab_size": len(tokenizer)})
     with pytest.raises(ConfigError, match=r"drafter\.mask_token_id"):
         choose_mask_token(None, None, tokenizer, full, ())
+
+
+def other_chats(base: Path) -> None:
+    write_jsonl(base / "chats.jsonl", [*CHATS[:-1], {"messages": chat("What is 39?", "It is green.")}])
+
+
+def more_chats(base: Path) -> None:
+    write_jsonl(base / "chats.jsonl", CHATS * 2)
+
+
+def other_tokenizer(base: Path) -> None:
+    tokenizer = tiny_tokenizer()
+    tokenizer.chat_template = tokenizer.chat_template.replace("m['role']", "m['role'].upper()")
+    tokenizer.save_pretrained(base / "target")
+
+
+def other_target(base: Path) -> None:
+    file = base / "target" / "config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"rms_norm_eps": 0.5}))
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        (other_chats, ("data.path: ", "chats.jsonl has changed since the run was begun", "the packs")),
+        (more_chats, ("data.path: ", "chats.jsonl has changed since", "num_steps was", "num_packs was")),
+        (other_tokenizer, ("target.path: the tokenizer of ", "/target has changed since", "the packs")),
+        (other_target, ("target.path: the config of ", "has changed since", "rms_norm_eps was 1e-06, now 0.5")),
+    ],
+)
+def test_a_run_is_not_gone_on_with_on_other_data(run: Path, capsys, change, says: tuple[str, ...]) -> None:
+    configure(run, "train.max_steps=null")
+    prepared(run)
+    before = (run / "prepared.json").read_bytes()
+    change(run.parent)
+    capsys.readouterr()
+    assert main([str(run)]) == 2
+    err = capsys.readouterr().err
+    assert err.count("\n") == 1 and err.startswith(f"error: {says[0]}") and all(part in err for part in says)
+    assert (run / "prepared.json").read_bytes() == before
+    assert [p.name for p in run.iterdir() if p.name.startswith(".")] == []
+
+
+def test_a_run_is_gone_on_with_where_the_packs_are_the_same(run: Path) -> None:
+    """Other prompts, another cache, a blank line at the end of the data."""
+    first = prepared(run)
+    with (run.parent / "chats.jsonl").open("a") as file:
+        file.write("\n")
+    configure(run, "data.prompts=null", f"data.cache_dir={run.parent / 'other'}", "eval.max_new_tokens=9")
+    assert main([str(run)]) == 0
+    second = Prepared.read(run / "prepared.json")
+    assert second.packs == first.packs is not None
+    assert (second.num_prompts, first.num_prompts) == (0, 5) and second.data_dir != first.data_dir
+
+
+def test_a_run_of_which_less_is_known_is_still_compared(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    first = prepared(run)
+    old = first.model_copy(update={"packs": None, "sources": None})
+    old.write(run / "prepared.json")
+    assert main([str(run)]) == 0
+    old.model_copy(update={"anchors_per_row": 512}).write(run / "prepared.json")
+    assert main([str(run)]) == 2
+    assert "data.path: what is made of" in (err := capsys.readouterr().err) and "anchors_per_row was 512" in err
+    (run / "prepared.json").write_text("{}")
+    assert main([str(run)]) == 2
+    assert "run.dir: cannot read" in capsys.readouterr().err
 
 
 def test_a_fresh_process_gives_the_same_packs_and_exit_codes(run: Path) -> None:
