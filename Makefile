@@ -2,6 +2,7 @@
 PYTHON ?= python3
 PY := .venv/bin/python
 ARGS ?=
+RUN_DIR = $(if $(RUN),'$(RUN)')
 # Tests side by side; more than the cores have time for makes processes late.
 JOBS ?= 2
 ORDERS := status kill restart remove add-drafter checkpoint stop
@@ -27,13 +28,13 @@ train: .venv/ready
 	@exec $(PY) -m launcher train $(if $(filter-out 0,$(DETACH)),--detach) $(ARGS)
 
 attach: .venv/ready
-	@exec $(PY) -m launcher attach $(RUN)
+	@exec $(PY) -m launcher attach $(RUN_DIR)
 
 resume: .venv/ready
-	@exec $(PY) -m launcher resume $(RUN) $(ARGS)
+	@exec $(PY) -m launcher resume $(RUN_DIR) $(ARGS)
 
 $(ORDERS): .venv/ready
-	@exec $(PY) -m launcher $@ $(if $(WORKER),$(or $(RUN),runs/latest) $(WORKER),$(RUN)) $(ARGS)
+	@exec $(PY) -m launcher $@ $(if $(WORKER),$(or $(RUN_DIR),runs/latest) $(WORKER),$(RUN_DIR)) $(ARGS)
 
 test: .venv/ready
 	@$(PY) -m pytest -m "not gpu" -n $(JOBS) --dist worksteal $(ARGS)

@@ -22,7 +22,7 @@ DType = Literal["auto", "float32", "bfloat16", "float64"]
 
 
 class Section(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=())
+    model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=(), allow_inf_nan=False)
 
 
 class RunConfig(Section):
@@ -206,7 +206,7 @@ def parse(tree: dict[str, Any]) -> Config:
     Raises ConfigError with one line per wrong field: `optim.lr: Input should be greater than 0 (got -1)`.
     """
     try:
-        return Config.model_validate(tree)
+        config = Config.model_validate(tree)
     except ValidationError as error:
         lines = []
         for e in error.errors():
@@ -215,3 +215,7 @@ def parse(tree: dict[str, Any]) -> Config:
             text = {"extra_forbidden": "unknown field", "missing": "is missing"}.get(e["type"], e["msg"])
             lines.append(f"{field}: {text}{got}")
         raise ConfigError("; ".join(lines)) from None
+    block, row = config.drafter.block_size, config.data.row_tokens
+    if block > row:
+        raise ConfigError(f"drafter.block_size: {block} is longer than a row of {row} tokens (data.row_tokens)")
+    return config

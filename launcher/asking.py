@@ -72,7 +72,7 @@ class Asking:
 def refuse_if_over(run_dir: Path) -> None:
     """Raises NotNow."""
     if not running(run_dir):
-        raise NotNow(f"{short(run_dir)} is over; go on with it: make resume RUN={short(run_dir)}")
+        raise NotNow(f"{short(run_dir)} is over; how it ended: make status RUN={short(run_dir)}")
 
 
 def refuse_unless_training(run_dir: Path) -> None:

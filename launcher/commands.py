@@ -64,7 +64,7 @@ class Commands:
         name, _, incarnation = command.worker.partition(".")
         if name not in self._places:
             given = f"no worker {command.worker}" if name else "WORKER has to be given"
-            raise Refused(2, f"{given}; there are {', '.join(self._places)}")
+            raise Refused(2, f"{given}; there are {', '.join(self._places)} and, to kill or restart, the coordinator")
         child = self._crew.alive.get(name)
         if incarnation and (child is None or child.id != command.worker):
             raise Refused(1, f"{command.worker} is gone; {child.id if child else f'no {name}'} runs now")

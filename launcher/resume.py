@@ -22,9 +22,9 @@ def main(words: Sequence[str]) -> int:
     run_dir = attach.find(named)
     overrides = list(words[len(named) :])
     if not attach.running(run_dir) and status.over(run_dir)["reason"] == "done":
-        print(
-            f"{short(run_dir)} is finished: there is nothing to resume; its summary: make status RUN={short(run_dir)}"
-        )
+        if overrides:
+            raise ConfigError(f"RUN: {short(run_dir)} is finished; {overrides[0]} would change nothing")
+        print(train.FINISHED.format(short(run_dir)))
         return 0
     config = reload(run_dir, overrides)
     return train.main(overrides, load=lambda _: config)

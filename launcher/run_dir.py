@@ -35,22 +35,22 @@ class RunDir:
         self._lock = lock
         self._made = made
         """Folders that this launch has made, the run's own first, those around it behind."""
-        self._latest = latest
+        self._latest_before = _point_latest_at(path.name) if latest else None
 
     @property
     def logs(self) -> Path:
         return self.path / "logs"
 
     def accept(self) -> None:
-        """The input is good: the folder stays; one in the default place is the latest run from now on."""
+        """The input is good: the folder stays."""
         self._made = ()
-        if self._latest:
-            _point_latest_at(self.path)
 
     def discard(self) -> None:
         """Remove what this launch has made, unless it was accepted. The lock is held until `close`."""
         if self._made:
             shutil.rmtree(self.path, ignore_errors=True)
+            if self._latest_before is not None:
+                _point_latest_at(self._latest_before)
             for folder in self._made[1:]:
                 with contextlib.suppress(OSError):  # somebody else uses it by now
                     folder.rmdir()
@@ -191,8 +191,14 @@ def _differences(field: str, old: Any, new: Any) -> Iterator[tuple[str, Any, Any
         yield field, old, new
 
 
-def _point_latest_at(path: Path) -> None:
-    part = RUNS / f".latest.{os.getpid()}"
+def _point_latest_at(name: str) -> str:
+    """The newest run in the default place, also while it is prepared; "" for none. Returns which one it was before."""
+    latest, part = RUNS / "latest", RUNS / f".latest.{os.getpid()}"
+    before = os.readlink(latest) if latest.is_symlink() else ""
     part.unlink(missing_ok=True)
-    part.symlink_to(path.name)
-    part.replace(RUNS / "latest")
+    if name:
+        part.symlink_to(name)
+        part.replace(latest)
+    else:
+        latest.unlink(missing_ok=True)
+    return before

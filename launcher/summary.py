@@ -17,7 +17,7 @@ from launcher.words import ends, number, plural, thousands
 MEASURED = ("tau_mean", "tau_pooled", "tau_untrained", "tau_zero_features", "greedy_identical", "repetition_rate")
 """Fields that come from the evaluator; None without held-out prompts."""
 BUILTIN_PROMPTS = {"builtin:quickstart": str(REPO / "dfl_mp" / "quickstart" / "heldout.jsonl")}
-OWN_DATA = "train on your own conversations", 'make train ARGS="experiment=smollm2 data.path=chats.jsonl"'
+OWN_DATA = "train for your own model", 'README.md, "Your own model"'
 LOAD = "load the export in SGLang, vLLM or transformers", "docs/export.md"
 
 

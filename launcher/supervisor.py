@@ -35,6 +35,7 @@ from launcher.post import Post
 from launcher.run_dir import RunDir
 from launcher.signals import Signals
 from launcher.stop import Interrupted
+from launcher.summary import newest_checkpoint
 
 TURN_S = 0.5
 """Longest wait of one turn of the loop: worker start-up and restarts are looked at this often."""
@@ -84,12 +85,20 @@ class Supervisor:
 
         Targets and drafters load their libraries meanwhile.
         """
-        for name in self._places:
-            self._start(name)
+        if not self.trained():
+            for name in self._places:
+                self._start(name)
         done = self._alone("prepare", self.config.deadline.prepare)
         for line in done.log_lines():
             if line.startswith("data: "):
                 self.console.say(line)
+
+    def trained(self) -> bool:
+        """Whether an earlier launch has committed and saved every step."""
+        if not (self.run.path / "prepared.json").exists() or not self._all_committed():
+            return False
+        saved = newest_checkpoint(self.run.path)
+        return saved is not None and int(saved.name.removeprefix("step_")) == self._num_steps()
 
     def train(self) -> None:
         """Until every step is committed and saved. Raises ConfigError, WorkerFailed, Interrupted; no worker is left."""
@@ -123,16 +132,27 @@ class Supervisor:
     # ---- one process in the foreground -----------------------------------------------------------------------------
 
     def _alone(self, name: str, within: float) -> Child:
+        """Whoever kills it from outside gets it again, as often as a worker of the training."""
+        for _ in range(self.config.cluster.restarts_per_worker):
+            child = self._once(name, within)
+            if child.code in (0, 2) or child.own_doing:
+                break
+            self.console.notice(f"{name}: {child.how_it_ended()}; starts again (see {child.log})")
+        else:
+            child = self._once(name, within)
+        if child.code == 2:
+            raise ConfigError(_complaint(child))
+        if child.code != 0:
+            raise WorkerFailed(_report([child]))
+        return child
+
+    def _once(self, name: str, within: float) -> Child:
         child = self._start(name)
         while name in self.crew.alive:
             self._fallen_early += [dead for dead in self._bury(TURN_S) if dead is not child]
             self.console.waiting(child)
             if child.age > within:
                 self._kill_stuck(child, f"not done after {within:.0f} s")
-        if child.code == 2:
-            raise ConfigError(_complaint(child))
-        if child.code != 0:
-            raise WorkerFailed(_report([child]))
         return child
 
     # ---- the loop of training ----------------------------------------------------------------------------------------
@@ -317,8 +337,10 @@ class Supervisor:
         return [Alive(workers=alive), *(_died(child) for child in fallen), *ending]
 
     def _all_committed(self) -> bool:
-        steps = Prepared.read(self.run.path / "prepared.json").num_steps
-        return len(read_lines(self.run.path / "metrics.jsonl")) >= steps
+        return len(read_lines(self.run.path / "metrics.jsonl")) >= self._num_steps()
+
+    def _num_steps(self) -> int:
+        return Prepared.read(self.run.path / "prepared.json").num_steps
 
 
 def _died(child: Child) -> Died:
@@ -329,7 +351,9 @@ def _report(children: Iterable[Child]) -> str:
     """The last words of dead workers, with where to read more."""
     parts = []
     for child in children:
-        parts.append(f"{child.name}: {child.how_it_ended()}; the end of {child.log}:\n{child.last_words()}")
+        words = child.last_words()
+        said = f"the end of {child.log}:\n{words}" if words else f"{child.log} is empty"
+        parts.append(f"{child.name}: {child.how_it_ended()}; {said}")
     return "\n\n".join(parts)
 
 

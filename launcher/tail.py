@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from collections import deque
 from dataclasses import dataclass
 from pathlib import Path
@@ -114,6 +115,6 @@ def rate(new: Status, old: Status | None, seconds: float) -> Rate | None:
 
 
 def short(path: Path) -> str:
-    """The path from here when it lies below, else the whole of it."""
+    """The path from here when it lies below, else the whole of it; in quotes if a shell needs them."""
     here = Path.cwd()
-    return str(path.relative_to(here)) if path.is_relative_to(here) else str(path)
+    return shlex.quote(str(path.relative_to(here) if path.is_relative_to(here) else path))

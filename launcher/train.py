@@ -12,7 +12,7 @@ from dfl_mp.errors import ConfigError, WorkerFailed
 from dfl_mp.inputs import find_file, find_target
 from dfl_mp.log import read_lines
 from dfl_mp.specs import Prepared
-from launcher import compose, cost, fitness, lasting, machine, memory, summary
+from launcher import compose, cost, fitness, lasting, machine, memory, status, summary
 from launcher.crew import MODULES
 from launcher.detach import Report
 from launcher.plan import Plan, plan
@@ -22,6 +22,8 @@ from launcher.stop import Interrupted
 from launcher.supervisor import Supervisor
 from launcher.tail import short
 from launcher.words import plural
+
+FINISHED = "{0} is finished: there is nothing to resume; its summary: make status RUN={0}"
 
 
 def main(
@@ -47,6 +49,9 @@ def main(
             os.environ.update(compiling.environment(os.environ, config.cluster.compile_cache, placed.compile_threads))
         run, config = open_run(config)
         try:
+            if run.resumed and status.over(run.path)["reason"] == "done":
+                print(FINISHED.format(short(run.path)))
+                return 0
             if report is not None:
                 report.move_into(run.path)
             return _supervise(Supervisor(run, config, placed, signals, modules), report)
@@ -90,7 +95,8 @@ def _live(supervisor: Supervisor, report: Report | None) -> int:
         run.accept()
         if report is not None:
             report.prepared()
-        supervisor.train()
+        if not supervisor.trained():
+            supervisor.train()
         supervisor.evaluate()
         reason = "done"
     except Interrupted:

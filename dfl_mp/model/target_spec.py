@@ -108,6 +108,11 @@ def drafter_spec(config: DrafterConfig, target: TargetSpec, mask_token_id: int) 
     _check(
         len(layer_types) == config.num_layers, "layer_types", f"{len(layer_types)} given for {config.num_layers} layers"
     )
+    _check(
+        sliding or config.sliding_window is None,
+        "sliding_window",
+        "no layer of drafter.layer_types is sliding_attention",
+    )
     _check(not sliding or config.sliding_window is not None, "sliding_window", "is needed by a sliding_attention layer")
     _check(
         not sliding or config.sliding_window >= config.block_size,

@@ -107,6 +107,23 @@ def test_worker_killed_while_the_run_is_prepared_is_started_again(run_dir: Path)
         nothing_left(run_dir)
 
 
+def test_a_killed_evaluator_starts_again_and_a_trained_run_is_only_evaluated(run_dir: Path) -> None:
+    with launched(run_dir, "slow") as launch:
+        until(lambda: launch.events("worker_started", "evaluator"))
+        os.kill(launch.events("worker_started", "evaluator")[0]["pid"], signal.SIGKILL)
+        until(lambda: len(launch.events("worker_started", "evaluator")) == 2)
+        launch.process.kill()
+        launch.wait()
+    (run_dir / "checkpoints" / "step_00000010").mkdir(parents=True)
+    started = len(launch.events("worker_started"))
+    with launched(run_dir) as launch:
+        assert launch.wait() == 0, launch.err
+        assert [e["worker"] for e in launch.events("worker_started")[started:]] == ["prepare", "evaluator"]
+    with launched(run_dir) as launch:
+        assert launch.wait() == 0 and "is finished: there is nothing to resume" in launch.out
+        nothing_left(run_dir)
+
+
 def test_spent_budget_ends_the_run_with_the_last_traceback(run_dir: Path) -> None:
     with launched(run_dir, "crashing", "cluster.restarts_per_worker=1") as launch:
         assert launch.wait() == 1

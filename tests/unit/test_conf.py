@@ -10,7 +10,8 @@ from dfl_mp.errors import ConfigError
 from launcher import __main__ as cli
 from launcher import compose
 
-REQUIRED = {"smollm2": ["data.path=chats.jsonl"], "qwen3_8b": ["data.path=chats.jsonl"]}
+DATA = "data.path=chats.jsonl"
+REQUIRED = {"smollm2": [DATA], "qwen3_8b": [DATA], "own": [DATA, "target.path=my/model"]}
 
 
 @pytest.mark.parametrize("name", compose.experiments())
@@ -36,6 +37,8 @@ def test_every_experiment_has_a_line_in_the_help() -> None:
         ("data=conversations", "data.path"),
         ("optim.lr=-1", "optim.lr"),
         ("optim.lr=fast", "optim.lr"),
+        ("optim.lr=inf", "optim.lr: Input should be a finite number"),
+        ("drafter.block_size=999999", "drafter.block_size: 999999 is longer than a row of"),
         ("optim.lrr=1", "optim.lrr: unknown field"),
         ("experiment=nope", "experiment/nope"),
         ("run.name=a/b", "run.name"),

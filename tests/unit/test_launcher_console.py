@@ -275,10 +275,10 @@ def test_last_lines(finished: Path) -> None:
     for fact in ("mean of 24 responses", "1.700 pooled; 1.100 with target features zeroed", "100.0% of the answers"):
         assert fact in text
     assert "answer      The| quick brown| fox jumps| over" in text
-    assert "next        train on your own conversations: make train" in text
+    assert "next        train for your own model: README.md" in text
     assert ending(finished).histogram == {1: 4, 3: 2}
     (finished / "config.json").write_text(json.dumps({"data": {"path": "chats.jsonl"}}))
-    assert "your own conversations" not in "\n".join(last_lines(ending(finished)))
+    assert "your own model" not in "\n".join(last_lines(ending(finished)))
 
 
 def test_attach_to_a_run_that_is_over(finished: Path, capsys: pytest.CaptureFixture[str]) -> None:

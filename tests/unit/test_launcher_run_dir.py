@@ -24,9 +24,9 @@ def test_default_folder_is_private_and_latest(tmp_path: Path, monkeypatch: pytes
     first.accept()
     second, _ = open_run(config)
     assert first.path != second.path and first.path.name.endswith("-quickstart")
-    assert (tmp_path / "runs" / "latest").resolve() == first.path, "the second one's input is not known to be good"
-    second.accept()
-    assert (tmp_path / "runs" / "latest").resolve() == second.path
+    assert (tmp_path / "runs" / "latest").resolve() == second.path, "orders reach it while it is prepared"
+    second.discard()
+    assert (tmp_path / "runs" / "latest").resolve() == first.path, "its input was wrong"
     assert first.path.stat().st_mode & 0o777 == 0o700
     assert json.loads((first.path / "config.json").read_text()) == written.model_dump(mode="json")
     assert not first.resumed and written.run.dir == str(first.path)

@@ -137,6 +137,7 @@ def test_the_drafter_takes_the_targets_shapes(tmp_path: Path) -> None:
         ({"layer_types": ("full_attention",)}, 0, "drafter.layer_types"),
         ({"layer_types": ("full_attention", "sliding_attention")}, 0, "drafter.sliding_window"),
         ({"layer_types": ("sliding_attention",) * 2, "sliding_window": 3}, 0, "drafter.sliding_window"),
+        ({"sliding_window": 8}, 0, "drafter.sliding_window: no layer"),
         ({"num_key_value_heads": 3}, 0, "drafter.num_key_value_heads"),
         ({"head_dim": 7}, 0, "drafter.head_dim"),
     ],
