@@ -22,15 +22,16 @@ Result = dict[str, Any]
 def step_panel(axes: Any, result: Result) -> bool:
     """A pack's forward, backward and optimizer step: ours, and SpecForge's where it was measured."""
     cases = [c for c in result.get("cases", []) if "step_ms" in c.get("own", {})]
-    if not cases:
-        return False
-    at = range(len(cases))
-    axes.bar([i - 0.2 for i in at], [c.get("specforge", {}).get("step_ms", 0) for c in cases], 0.4, color=OTHERS)
-    axes.bar([i + 0.2 for i in at], [c["own"]["step_ms"] for c in cases], 0.4, color=OURS)
-    axes.set_xticks(list(at), [f"{c['rows']} × {c['tokens']}" for c in cases])
-    axes.legend(["SpecForge", "dfl-mp"], frameon=False)
+    cases = [c for c in cases if "specforge" in c] or cases
+    sides = {"specforge": ("SpecForge", OTHERS), "own": ("dfl-mp", OURS), "own_float8": ("float8", PALE)}
+    for place, (side, (label, color)) in enumerate(sides.items()):
+        found = {i: c[side]["step_ms"] for i, c in enumerate(cases) if "step_ms" in c.get(side, {})}
+        if found:
+            axes.bar([i + 0.27 * (place - 1) for i in found], list(found.values()), 0.27, color=color, label=label)
+    axes.set_xticks(range(len(cases)), [f"{c['rows']} × {c['tokens']}" for c in cases])
+    axes.legend(frameon=False)
     axes.set(title="training step of a pack", ylabel="ms", xlabel="rows × tokens")
-    return True
+    return bool(cases)
 
 
 def target_panel(axes: Any, result: Result) -> bool:
@@ -116,22 +117,20 @@ def draw(results: Path, out: Path) -> list[str]:
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    rows = -(-len(PANELS) // COLUMNS)
-    figure, grid = pyplot.subplots(rows, COLUMNS, figsize=(4.3 * COLUMNS, 3.75 * rows), layout="constrained")
-    drawn = []
-    for axes in grid.flat[len(PANELS) :]:
-        figure.delaxes(axes)
-    for axes, (name, panel) in zip(grid.flat[: len(PANELS)], PANELS, strict=True):
-        result = newest(name, folder=results)
-        if result is not None and panel(axes, result):
-            drawn.append(panel.__name__.removesuffix("_panel"))
-            machine = result.get("machine", {})
-            where = machine.get("gpu", "CPU") if isinstance(machine, dict) else str(machine)
-            axes.annotate(
-                f"{where}, {result.get('date')}", (0, -0.28), xycoords="axes fraction", fontsize=7, color="gray"
-            )
-        else:
-            figure.delaxes(axes)
+    there = [(panel, result) for name, panel in PANELS if (result := newest(name, folder=results)) is not None]
+    scratch = pyplot.figure()
+    there = [(panel, result) for panel, result in there if panel(scratch.add_subplot(), result)]
+    pyplot.close(scratch)
+    columns = min(COLUMNS, max(1, len(there)))
+    rows = -(-len(there) // columns)
+    figure = pyplot.figure(figsize=(4.3 * columns, 3.75 * max(1, rows)), layout="constrained")
+    for i, (panel, result) in enumerate(there):
+        axes = figure.add_subplot(rows, columns, i + 1)
+        panel(axes, result)
+        machine = result.get("machine", {})
+        where = machine.get("gpu", "CPU") if isinstance(machine, dict) else str(machine)
+        axes.annotate(f"{where}, {result.get('date')}", (0, -0.28), xycoords="axes fraction", fontsize=7, color="gray")
+    drawn = [panel.__name__.removesuffix("_panel") for panel, _ in there]
     if drawn:
         figure.savefig(out, dpi=110, metadata={"Software": None})
     pyplot.close(figure)
