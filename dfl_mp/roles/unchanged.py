@@ -22,7 +22,7 @@ def refuse_changes(before: Prepared, now: Prepared, config: Config) -> None:
     other = list(_differences(before.drafter, now.drafter, exclude={"frequencies"}))
     other += _differences(before, now, include=set(PACKS))
     if before.packs is not None and before.packs != now.packs:
-        other.append("the packs")
+        other.append("the packs differ")
     if target:
         raise _refusal(f"target.path: the config of {config.target.path} has changed", target)
     if other:

@@ -350,9 +350,9 @@ def other_target(base: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "says"),
     [
-        (other_chats, ("data.path: ", "chats.jsonl has changed since the run was begun", "the packs")),
+        (other_chats, ("data.path: ", "chats.jsonl has changed since the run was begun", "the packs differ")),
         (more_chats, ("data.path: ", "chats.jsonl has changed since", "num_steps was", "num_packs was")),
-        (other_tokenizer, ("target.path: the tokenizer of ", "/target has changed since", "the packs")),
+        (other_tokenizer, ("target.path: the tokenizer of ", "/target has changed since", "the packs differ")),
         (other_target, ("target.path: the config of ", "has changed since", "rms_norm_eps was 1e-06, now 0.5")),
     ],
 )
