@@ -27,11 +27,13 @@ def test_nothing_is_left(tmp_path: Path) -> None:
 
 def test_a_run_that_exists_stays(tmp_path: Path) -> None:
     run_dir = tmp_path / "run"
-    with launched(run_dir) as launch:
-        assert launch.wait() == 0
+    with launched(run_dir, "long") as launch:
+        launch.pid_of("drafter-1")
+        launch.process.kill()
+        launch.wait()
     with launched(run_dir, "refuse") as launch:
         assert launch.wait() == 2
-    assert (run_dir / "summary.json").exists() and (run_dir / "metrics.jsonl").exists()
+    assert (run_dir / "prepared.json").exists() and (run_dir / "metrics.jsonl").exists()
 
 
 def test_detached_it_is_told_and_nothing_is_left(tmp_path: Path) -> None:
