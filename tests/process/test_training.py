@@ -35,11 +35,11 @@ def weights(run_dir: Path) -> torch.Tensor:
     return torch.cat([tensors[name].flatten() for name in sorted(tensors)])
 
 
-def test_one_two_and_three_drafters_end_with_the_same_weights(inputs: list[str], tmp_path: Path) -> None:
+def test_one_and_three_drafters_end_with_the_same_weights(inputs: list[str], tmp_path: Path) -> None:
     found = []
-    for drafters in (1, 2, 3):
+    for drafters in (1, 3):
         run_dir = tmp_path / str(drafters)
-        prompts = [] if drafters == 2 else ["data.prompts=null"]
+        prompts = [] if drafters == 3 else ["data.prompts=null"]
         done = train(run_dir, *inputs, f"cluster.drafters={drafters}", *prompts)
         assert done.returncode == 0, done.stdout + done.stderr
         lines = read_lines(run_dir / "metrics.jsonl")
@@ -49,9 +49,8 @@ def test_one_two_and_three_drafters_end_with_the_same_weights(inputs: list[str],
         assert lines[-1]["loss"] < lines[0]["loss"]
         found.append(weights(run_dir))
     assert found[0].dtype == torch.float64
-    for other in found[1:]:
-        torch.testing.assert_close(other, found[0], rtol=0, atol=1e-9)
-    _check_what_a_run_leaves(tmp_path / "2")
+    torch.testing.assert_close(found[1], found[0], rtol=0, atol=1e-9)
+    _check_what_a_run_leaves(tmp_path / "3")
 
 
 def _check_what_a_run_leaves(run_dir: Path) -> None:
@@ -60,7 +59,7 @@ def _check_what_a_run_leaves(run_dir: Path) -> None:
     assert summary["tau_mean"] >= 1.0 and summary["tau_untrained"] >= 1.0
     assert (run_dir / "export" / "model.safetensors").exists()
     events = [e["event"] for e in read_lines(run_dir / "events.jsonl")]
-    assert events.count("worker_started") == 6, "prepare, coordinator, target, 2 drafters, evaluator"
+    assert events.count("worker_started") == 7, "prepare, coordinator, target, 3 drafters, evaluator"
     assert "transport_proved" in events and "checkpoint_saved" in events and "generation" in events
 
 
