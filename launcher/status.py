@@ -91,7 +91,7 @@ def headlines(seen: dict[str, Any]) -> list[str]:
     lines.append(f"generation {seen['generation']}  {slots}  {packs}")
     if seen["drafter_busy"] is not None and seen["target_busy"] is not None:
         lines.append(
-            f"busy since the first step: drafters {seen['drafter_busy']:.0%}, targets {seen['target_busy']:.0%}"
+            f"busy: drafters {seen['drafter_busy']:.0%}, targets {seen['target_busy']:.0%} (since the coordinator's first step)"
         )
     return lines
 

@@ -53,7 +53,7 @@ def test_who_compiles_and_who_waits_for_it() -> None:
 def test_status_tells_it_too(tmp_path: Path) -> None:
     seen = status.gather(tmp_path, snapshot(), None)
     assert [row["state"] for row in seen["workers"]] == ["idle", "compiling", NOTE]
-    assert status.headlines(seen)[-1] == "busy since the first step: drafters 97%, targets 50%"
+    assert status.headlines(seen)[-1] == ("busy: drafters 97%, targets 50% (since the coordinator's first step)")
 
 
 def test_events() -> None:
