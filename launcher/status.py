@@ -90,9 +90,8 @@ def headlines(seen: dict[str, Any]) -> list[str]:
     packs = f"packs at targets {seen['computing_packs']}, at drafters {seen['held_packs']}"
     lines.append(f"generation {seen['generation']}  {slots}  {packs}")
     if seen["drafter_busy"] is not None and seen["target_busy"] is not None:
-        lines.append(
-            f"busy: drafters {seen['drafter_busy']:.0%}, targets {seen['target_busy']:.0%} (since the coordinator's first step)"
-        )
+        shares = f"drafters {seen['drafter_busy']:.0%}, targets {seen['target_busy']:.0%}"
+        lines.append(f"busy: {shares} (since the coordinator's first step)")
     return lines
 
 
