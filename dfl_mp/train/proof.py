@@ -76,8 +76,8 @@ def look(step: Callable[[], None], attention: str, graphs: int, dense: int) -> E
         step()
         torch.cuda.synchronize()
     kernels = [event for event in profile.key_averages() if event.self_device_time_total > 0]
-    forward, backward = (sum(e.count for e in kernels if name in e.key) for name in KERNELS[attention])
-    if KERNELS[attention][0] in KERNELS[attention][1]:
-        forward -= backward
+    in_forward, in_backward = KERNELS[attention]
+    backward = sum(e.count for e in kernels if in_backward in e.key)
+    forward = sum(e.count for e in kernels if in_forward in e.key and in_backward not in e.key)
     grown = torch.cuda.max_memory_allocated() - before
     return Evidence(graphs, sum(event.count for event in kernels), forward, backward, grown, dense)
